@@ -10,11 +10,12 @@ COMMIT ?=
 GPU_ARGS ?=
 TESTS ?=
 OUTER_ARGS ?=
+KERNELS_ARGS ?=
 TAG ?=
 LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status kernels witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -28,6 +29,7 @@ help:
 	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
 	@echo "make gpu-status  kernels that no GPU result is of as they are; nothing when none is owed"
+	@echo "make kernels     all that a change to a Triton kernel or its launcher makes due; seconds where nothing changed"
 	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
@@ -86,6 +88,9 @@ gpu-sanitize: gpu-python
 
 gpu-status: python
 	@$(PYTHON) -m benchmarks.gpu.status
+
+kernels: setup
+	@$(VENV_PYTHON) -m tools.kernels $(KERNELS_ARGS)
 
 witness: setup
 	@$(VENV_PYTHON) -m tools.witness --record --changed

@@ -8,6 +8,7 @@ the embeddings have saved already is theirs. Parameters are left out. --write st
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def share(lists: dict[str, list[SavedStorage]]) -> float:
 
 
 def render(lists: dict[str, list[SavedStorage]], shape: str, batch_size: int, length: int) -> str:
-    """Markdown: a table for each side, and the share."""
+    """Markdown: the share, what transformers keeps in short, and bert_fast's list."""
     size = BY_NAME[shape]
     lines = [
         f"BERT of {shape}'s size (hidden {size.hidden}, intermediate {size.intermediate}, {size.heads} "
@@ -76,10 +77,22 @@ def render(lists: dict[str, list[SavedStorage]], shape: str, batch_size: int, le
         "",
         f"**bert_fast keeps {_total(lists['bert_fast']) / _MIB:.1f} MiB a layer, transformers (eager) "
         f"{_total(lists['transformers']) / _MIB:.1f} MiB: {share(lists):.1%}; the goal is at most {GOAL:.0%}.**",
+        "",
+        f"transformers' MiB by the op that wrote them: {by_op(lists['transformers'])}.",
+        "",
+        "## bert_fast",
+        "",
+        *table(lists["bert_fast"]),
     ]
-    for name, saved in lists.items():
-        lines += ["", f"## {name}", "", *table(saved)]
     return "\n".join(lines) + "\n"
+
+
+def by_op(saved: Sequence[SavedStorage]) -> str:
+    """The ops that wrote what is kept and how much each did, most first."""
+    totals: Counter[str] = Counter()
+    for one in saved:
+        totals[one.made_by.split(" ")[0]] += one.nbytes
+    return ", ".join(f"`{name}` {nbytes / _MIB:.1f}" for name, nbytes in totals.most_common())
 
 
 def table(saved: Sequence[SavedStorage]) -> list[str]:

@@ -136,12 +136,10 @@ def _ctest(folder: Path) -> list[str]:
 def _run_together(*rows: dict[str, list[str]]) -> list[Outcome]:
     """Rows of commands side by side, as many as there are cores, each until one fails; outcomes in the order given."""
     with ThreadPoolExecutor(JOBS) as cores:
-        return [
-            outcome for done in cores.map(lambda row: _run_until_failure(row, whole=True), rows) for outcome in done
-        ]
+        return [outcome for done in cores.map(lambda row: run_until_failure(row, whole=True), rows) for outcome in done]
 
 
-def _run_until_failure(
+def run_until_failure(
     commands: dict[str, list[str]], environment: dict[str, str] | None = None, *, whole: bool = False
 ) -> list[Outcome]:
     outcomes = []
@@ -152,7 +150,7 @@ def _run_until_failure(
     return outcomes
 
 
-def _pytest(marker: str, *arguments: str) -> list[str]:
+def pytest_arguments(marker: str, *arguments: str) -> list[str]:
     """Arguments of Python: the tests of this marker, shared out among processes."""
     shared = ["-n", str(JOBS), "--dist", "worksteal"] if JOBS > 1 else []
     return ["-m", "pytest", "-q", "-m", marker, *arguments, *shared]
@@ -167,16 +165,14 @@ def names() -> list[Outcome]:
 
 
 def python() -> list[Outcome]:
-    tests = _pytest("not interpreter", "--durations=10", f"--junitxml={REPORT_DIR / 'python.xml'}")
-    return _run_until_failure(
-        {"pytest": [sys.executable, *tests], "pytest counts": _counts("python")}, WORKER_VARIABLES
-    )
+    tests = pytest_arguments("not interpreter", "--durations=10", f"--junitxml={REPORT_DIR / 'python.xml'}")
+    return run_until_failure({"pytest": [sys.executable, *tests], "pytest counts": _counts("python")}, WORKER_VARIABLES)
 
 
 def interpreter() -> list[Outcome]:
     folders = [f"tests/{name}" for name in ("kernels", "ops", "optim")]
-    tests = _pytest("interpreter", *folders, f"--junitxml={REPORT_DIR / 'interpreter.xml'}")
-    return _run_until_failure(
+    tests = pytest_arguments("interpreter", *folders, f"--junitxml={REPORT_DIR / 'interpreter.xml'}")
+    return run_until_failure(
         {"interpreter tests": [sys.executable, *tests], "interpreter counts": _counts("interpreter")},
         WORKER_VARIABLES | {"TRITON_INTERPRET": "1"},
     )
@@ -193,7 +189,7 @@ def unigram() -> list[Outcome]:
             ("build", [_tool("cmake"), "--build", str(folder), "-j", str(JOBS), "-t", test]),
         )
     }
-    return _run_until_failure(
+    return run_until_failure(
         {
             **build,
             "texts write": [*module, "write", str(UNIGRAM_FILE)],
@@ -218,12 +214,12 @@ def sanitize() -> list[Outcome]:
     )
     folders = [f"tests/{name}" for name in SANITIZED_TESTS]
     sanitized_python = [sys.executable, "tools/sanitized/python.py"]
-    return _run_until_failure(
+    return run_until_failure(
         {
             "module configure": _configure(MODULE_DIR, "address", *module_options),
             "module build": [_tool("cmake"), "--build", str(MODULE_DIR), "-j", str(JOBS), "-t", "_native"],
             "module probe": [*sanitized_python, "tools/sanitized/probe.py"],
-            "module tests": [*sanitized_python, *_pytest("not interpreter", *folders)],
+            "module tests": [*sanitized_python, *pytest_arguments("not interpreter", *folders)],
         },
         WORKER_VARIABLES,
     )
@@ -286,7 +282,11 @@ def main() -> int:
     with ThreadPoolExecutor(len(AT_ONCE)) as checks:
         first = [*checks.map(lambda name: CHECKS[name](), (name for name in chosen if name in AT_ONCE))]
     alone = (CHECKS[name]() for name in chosen if name not in AT_ONCE)
-    outcomes = [outcome for done in (*first, *alone) for outcome in done]
+    return report([outcome for done in (*first, *alone) for outcome in done], start)
+
+
+def report(outcomes: list[Outcome], start: float) -> int:
+    """Prints a line for each command and one for all; 1 if one failed. start: `time.monotonic` of the first."""
     print("\n" + "-" * 78)
     for outcome in outcomes:
         state = "ok" if outcome.status == 0 else f"FAILED (exit {outcome.status})"

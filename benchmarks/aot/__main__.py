@@ -1,6 +1,6 @@
 """The ahead-of-time gate: every Triton kernel, in every launch configuration that ships, compiled without a GPU.
 
-    python -m benchmarks.aot            compiles, prints, and writes the table and docs/kernels/ahead_of_time.md
+    python -m benchmarks.aot            compiles, prints, and writes the table
     python -m benchmarks.aot --check    compiles and compares with the table; exit 1 where `check.py` finds fault
     python -m benchmarks.aot --quick    writes, but takes rows of unchanged code as they are, all but a sample
     python -m benchmarks.aot --check --quick
@@ -104,14 +104,17 @@ def _is_drawn(code: str, one_in: int) -> bool:
 
 
 def _write(found: dict[str, Any], *, is_oldest: bool) -> None:
-    """The records, and the page."""
+    """The records of this version of Triton."""
     if is_oldest:
-        table.OLDEST_PATH.write_text(table.to_json(found))
+        written = {table.OLDEST_PATH: table.to_json(found)}
     else:
-        table.TABLE_PATH.write_text(table.to_json(_part(found, TARGETS)))
-        cards.CARDS_PATH.write_text(cards.to_json(_part(found, CARDS)))
-    table.PAGE_PATH.write_text(table.page(table.read(), cards.read(), table.read(table.OLDEST_PATH)))
-    print(f"written: {table.OLDEST_PATH.name if is_oldest else table.TABLE_PATH.name}, {table.PAGE_PATH.name}")
+        written = {
+            table.TABLE_PATH: table.to_json(_part(found, TARGETS)),
+            cards.CARDS_PATH: cards.to_json(_part(found, CARDS)),
+        }
+    for path, text in written.items():
+        path.write_text(text)
+    print("written: " + ", ".join(path.name for path in written))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -53,19 +53,10 @@ def text(measured: Record) -> str:
     return "\n".join(lines)
 
 
-_INTRODUCTION = """## Cards
-
-Of the GPUs that people own the gate keeps no instructions, but what can differ from `sm_80` and stop a kernel:
-registers, spills and shared memory (`benchmarks/aot/cards.json`), of which a program may take 99 KB there. Of all
-configurations of a kernel the most:
-"""
-
-
-def section(record: Record) -> list[str]:
-    """Lines of the page of documentation: for each kernel what its hungriest configuration takes, by card."""
+def markdown(record: Record) -> str:
+    """A table: for each kernel what its hungriest configuration takes, by card."""
     kernels = record["kernels"]
     lines = [
-        _INTRODUCTION,
         "| registers, shared bytes, spilled bytes | configurations | "
         + " | ".join(f"`{name}`" for name in CARDS)
         + " |",
@@ -81,4 +72,4 @@ def section(record: Record) -> list[str]:
                 ", ".join(str(max(row[column] for row in rows)) for column in (COLUMNS[0], COLUMNS[2], COLUMNS[1]))
             )
         lines.append(f"| {kernel} | {len(ones)} | " + " | ".join(cells) + " |")
-    return lines
+    return "\n".join(lines)

@@ -1,16 +1,16 @@
-"""The committed table of the ahead-of-time gate, as JSON (a line per kernel and target), as text and as a page."""
+"""The committed table of the ahead-of-time gate: as JSON (a line per kernel and target), as text and as Markdown.
+
+docs/kernels/ahead_of_time.md explains the columns, and the site shows the tables there. Needs no package.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aot import cards
-from benchmarks.aot.device import ISSUE_SLOTS_PER_BYTE, LIMITS, NEEDED_IN_FLIGHT_BYTES, TARGETS, derive, product_bounds
-from benchmarks.kit.record import ROOT
+from benchmarks.aot.device import LIMITS, TARGETS, derive, product_bounds
 
 TABLE_PATH = Path(__file__).with_name("aot_table.json")
 OLDEST_PATH = Path(__file__).with_name("aot_table_oldest.json")  # of the oldest Triton that is supported, sm_90 alone
-PAGE_PATH = ROOT / "docs" / "kernels" / "ahead_of_time.md"
 
 COLUMNS = (
     "registers", "spill_bytes", "spill_instructions", "shared_bytes", "num_warps", "loads", "loads_128", "stores",
@@ -60,67 +60,6 @@ def text(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_INTRODUCTION = f"""# What the kernels compile to
-
-Made by `python -m benchmarks.aot` from `benchmarks/aot/aot_table.json`; do not edit. Every Triton kernel, in every
-launch configuration that ships, is compiled for {", ".join(f"`{name}`" for name in TARGETS)}
-without a GPU, and read back from the machine code. `python -m benchmarks.aot --check` compiles again and fails on a
-spill, on shared memory that does not fit, on a lost 128-bit access, on more registers, on dropout above 18 instructions
-an element (`sm_90`), on programs
-that are meant to be resident and do not fit, on a kernel that issues more than memory leaves time for, and on matrix
-products that leave the tensor cores or, on `sm_90` in half precision, are not made by four warps at a time (`HGMMA`),
-or whose operands the copy engine does not move (`UTMALDG`), or that lack warps of their own for it where a tile wants
-them (`USETMAXREG`). With `--quick`, as `make test` calls it, rows whose code hashes to what the table notes come from
-the table, all but one in 16.
-
-These figures say why a kernel should be limited by memory. That it is, only a GPU can show.
-
-- **registers**: of a thread; 255 is the most. Spills are 0 but where a line says otherwise: attention in fp32 with a
-  bias or relative positions, where no tile is small enough. Another version of Triton may also spill in fp32 with heads
-  of more than 64 columns (3.6: 8 bytes).
-- **warps**: resident on a multiprocessor by registers, shared memory and warps per program, of
-  {TARGETS["sm_90"].max_warps} (`gfx942`: waves, of {TARGETS["gfx942"].max_warps}).
-- **loads**, **stores**: of global memory, 128 bits wide / all. What is narrower is one number per row (statistics,
-  coordinates) or per program.
-- **barriers**: of a program, in the main loops; **conversions**: of one layout to another, in the whole kernel, most of
-  them through shared memory.
-- **instructions**: of one pass of the main loops / of the whole kernel, per thread; one number where no loop is.
-- **per element**: instructions of one pass over the elements that a thread treats in it. What stands before and after
-  the loops is left out: it is paid once per program, whatever the number of rows.
-- **dropout**: the same, minus the kernel without dropout.
-- **issue**: share of the issue slots that memory leaves: instructions per element / (bytes per element x
-  {ISSUE_SLOTS_PER_BYTE:.1f}). An H200 issues 132 multiprocessors x 4 schedulers x 32 lanes x 1.755 GHz and was measured
-  to copy 4.3 TB/s.
-- **half rate**: the same for integer, logic, compare and convert instructions, which issue at half that rate.
-- **in flight**: bytes that the resident warps have asked for at once, over the
-  {NEEDED_IN_FLIGHT_BYTES / 1024:.0f} KB per multiprocessor that bandwidth x latency needs.
-  Latency: 480 cycles on an idle H100 (Luo et al. 2024, arXiv:2402.13499), doubled for a busy memory, which is an
-  assumption. Loads that a cache answers (weights) are counted too.
-
-A kernel below 1 in **issue** and **half rate** and above 1 in **in flight** has what it takes to be limited by memory.
-Kernels without these figures treat little data, such as second stages of sums, or no fixed number of elements.
-
-Kernels of attention make matrix products, and memory is not what limits them. Their elements are scores (a query and a
-key of one head), and their main loop is the one over whole tiles; those at the edges of a sequence have another.
-
-- **products**: instructions of the tensor cores in the whole kernel. fp32 takes three products of TF32 for one (some
-  calls with relative positions none, but multiply-adds), or one where PyTorch is told to allow it.
-- **per score**: instructions of the main loop (of the whole kernel, where a tile is a whole head) per score.
-- **clocks**: that a multiprocessor takes for 1,000 scores, at least, for each of four reasons: issuing (128 lanes a
-  clock), integer, logic, compare and convert instructions (64), the special function unit (16), and the tensor cores
-  (2,048 multiply-adds of half precision). The largest bounds the kernel, if it has warps enough to hide every latency.
-
-The matrix products of linear layers (`gemm`) have a table of their own kind: what bounds them on an H200, by count.
-`docs/kernels/linear.md` says what to make of it. Columns:
-
-- **programs**: on a multiprocessor by registers and shared memory. With two, one multiplies while the other finishes.
-- **products**: `HGMMA` in the kernel; **copies**: instructions of the copy engine; **specialized**: `USETMAXREG`.
-- **step**: clocks of a multiprocessor for one step along K: of its tensor cores / of its shared memory / of issuing.
-- **finish**: clocks for everything that follows the last step of a tile: issuing / half rate / special.
-- **bound**: TFLOP/s at K = 768, 1,024 and 3,072, of the 790 that large products of the library were measured to reach;
-  in brackets, if finishing a tile were never hidden behind another's steps. fp32 makes three products for one and has
-  no bound here.
-"""
 _LENGTHS = (768, 1024, 3072)
 
 
@@ -200,24 +139,16 @@ def _gemm_cells(row: dict[str, Any]) -> dict[str, object]:
     return cells
 
 
-_VERSIONS = """## Triton {oldest}
-
-The oldest version that is supported compiles some kernels differently (`benchmarks/aot/aot_table_oldest.json`, made by
-`python -m benchmarks.aot` with that Triton; the gate holds it as it holds the table). Of all configurations of a kernel
-on `sm_90` the most under {oldest} / {newest}, where they differ. **conversions**: of layouts, in the whole kernel
-(`ttg.convert_layout`); most go through shared memory. **barriers**: of a program, in the main loops.
-"""
 _COMPARED = {
     "registers": "registers", "spill_bytes": "spilled bytes", "shared_bytes": "shared bytes",
     "conversions": "conversions", "loop_barriers": "barriers",
 }  # fmt: skip
 
 
-def _versions(table: dict[str, Any], oldest: dict[str, Any]) -> list[str]:
-    """Lines of the page: what two versions of Triton make differently, by kernel."""
+def markdown_versions(table: dict[str, Any], oldest: dict[str, Any]) -> str:
+    """What two versions of Triton make differently, by kernel: the most of all configurations, old / new."""
     lines = [
-        _VERSIONS.format(oldest=oldest["triton"], newest=table["triton"]),
-        "| kernel | " + " | ".join(_COMPARED.values()) + " |",
+        f"| Triton {oldest['triton']} / {table['triton']} | " + " | ".join(_COMPARED.values()) + " |",
         "| --- |" + " --- |" * len(_COMPARED),
     ]
     for kernel in _configuration_names(oldest["kernels"]):
@@ -225,13 +156,13 @@ def _versions(table: dict[str, Any], oldest: dict[str, Any]) -> list[str]:
         most = [[max(one["kernels"][key][column] for key in keys) for column in _COMPARED] for one in (oldest, table)]
         cells = [str(old) if old == new else f"{old} / {new}" for old, new in zip(*most, strict=True)]
         lines.append(f"| {kernel} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
+    return "\n".join(lines)
 
 
-def page(table: dict[str, Any], of_cards: dict[str, Any], oldest: dict[str, Any]) -> str:
-    """The page of the documentation: the table, what the oldest Triton makes of it, and the record of cards."""
+def markdown(table: dict[str, Any]) -> str:
+    """A section for each kernel: its configurations on sm_90, then on the other targets."""
     kernels = table["kernels"]
-    lines = [_INTRODUCTION, f"Compiled by Triton {table['triton']}; {len(kernels)} compilations.\n"]
+    lines = [f"Compiled by Triton {table['triton']}; {len(kernels)} compilations."]
     others = [name for name in TARGETS if name != "sm_90"]
     for kernel, configurations in _configuration_names(kernels).items():
         rows = {one: kernels[f"{kernel} {one} sm_90"] for one in configurations}
@@ -239,7 +170,7 @@ def page(table: dict[str, Any], of_cards: dict[str, Any], oldest: dict[str, Any]
         plain = _product_cells if has_products else _cells
         cells_of = {one: (_gemm_cells if row["product_tile"] else plain)(row) for one, row in rows.items()}
         header = next(iter(cells_of.values()))
-        lines += [f"## {kernel}\n", f"| `sm_90` | {' | '.join(header)} |", "| --- |" + " --- |" * len(header)]
+        lines += ["", f"### {kernel}", "", f"| `sm_90` | {' | '.join(header)} |", "| --- |" + " --- |" * len(header)]
         lines += [f"| {one} | " + " | ".join(map(_cell, cells.values())) + " |" for one, cells in cells_of.items()]
         lines += [
             "",
@@ -253,5 +184,4 @@ def page(table: dict[str, Any], of_cards: dict[str, Any], oldest: dict[str, Any]
                 wide = f"{row['loads_128']} / {row['loads']}, {row['stores_128']} / {row['stores']}"
                 cells.append(f"{_registers(row)}, {derive(row, name)['warps']}, {wide}")
             lines.append(f"| {one} | " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines + _versions(table, oldest) + cards.section(of_cards)) + "\n"
+    return "\n".join(lines)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.kit.record import ROOT
 
 KERNELS = ROOT / "bert_fast" / "kernels"
-_PACKAGE = "bert_fast.kernels"
+PACKAGE = "bert_fast.kernels"
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,17 @@ def made_of(file: str, kernel: str) -> set[tuple[str, str]]:
             reached.add(symbol)
             waiting += _named_in(*symbol)
     return reached
+
+
+def imports(file: str) -> set[str]:
+    """Files of bert_fast/kernels that a file imports, directly or not."""
+    waiting, found = [file], set()
+    while waiting:
+        for other, _ in _read(waiting.pop()).imported.values():
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
 
 
 def kernel_digests() -> dict[str, str]:
@@ -131,8 +142,8 @@ def _parsed(text: str) -> _Source:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             defined |= {name.id: node for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
-        elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{_PACKAGE}."):
-            file = str(node.module).removeprefix(_PACKAGE).removeprefix(".")
+        elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
+            file = str(node.module).removeprefix(PACKAGE).removeprefix(".")
             for alias in node.names:
                 imported[alias.asname or alias.name] = (file, alias.name) if file else (alias.name, "")
     return _Source(defined, imported)

@@ -39,7 +39,6 @@ def tables(stored: Path) -> dict[str, str]:
         "first_weights": _first_weights([line for line in learned if line is not longest]),
         "learned": NOTHING if longest is None else _learned(longest),
         "kinds": NOTHING if longest is None else _kinds(longest["found"]),
-        "ablations": _ablations(_newest(lines, "ablation", "name")),
         "finetuned": _finetuned([line for line in lines if line["kind"] == "finetuned"]),
         "memory": _memory(_newest(lines, "memory", "kernels")),
         "taken": "; ".join(f"{key} {value}" for key, value in facts(lines, ("processor", "torch", "commit")).items()),
@@ -88,22 +87,6 @@ def _kinds(found: Mapping[str, Any]) -> str:
         if (kind := found["kinds"].get(name)) is not None
     ]
     return table(["words to predict", "number", "loss", "accuracy"], rows)
-
-
-def _ablations(lines: list[dict[str, Any]]) -> str:
-    rows = []
-    for line in lines:
-        last = line["evaluations"][-1]
-        accuracy = last.get("next_sentence_accuracy")
-        rows.append([
-            line["name"],
-            f"{line['curve'][-1][1]:.3f}",
-            f"{last['masked_lm']:.3f}",
-            "" if accuracy is None else f"{accuracy:.3f}",
-            f"{line['seconds']:.0f}",
-        ])  # fmt: skip
-    head = ["run", "masked_lm of training", "masked_lm", "next_sentence_accuracy", "s"]
-    return table(head, rows) if rows else NOTHING
 
 
 def _finetuned(lines: list[dict[str, Any]]) -> str:

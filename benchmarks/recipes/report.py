@@ -48,16 +48,18 @@ def _all(lines: Lines) -> str:
 
 
 def _of_recipe(recipe: Recipe, lines: Lines) -> str:
+    """A row for each side, of the runs with all its seeds."""
     rows = []
     columns = (*recipe.metrics, "loss")
     names = {"ours": "bert_fast", "theirs": "transformers", "masked": "transformers, padding masked"}
     for side, name in names.items():
-        for run in runs_of(recipe, side, lines):
-            figures = [f"{run['metrics'][metric]:.4g}" for metric in columns]
-            padded = f"{run['padded_tokens']:,}" if "padded_tokens" in run else ""
-            cost = (f"{run['tokens']:,}", padded, f"{run['cpu_seconds']:.0f}", f"{run['seconds']:.0f}")
-            rows.append((name, str(run["seed"]), *figures, f"{run['steps']:,}", *cost, str(run["threads"])))
-    header = ("", "seed", *columns, "steps", "tokens", "with padding", "CPU s", "s", "threads")
+        if runs := runs_of(recipe, side, lines):
+            figures = [_spread([run["metrics"][metric] for run in runs]) for metric in columns]
+            padded = f"{mean(run['padded_tokens'] for run in runs):,.0f}" if "padded_tokens" in runs[0] else ""
+            cost = (f"{mean(run['tokens'] for run in runs):,.0f}", padded)
+            seconds = f"{mean(run['cpu_seconds'] for run in runs):.0f}"
+            rows.append((name, *figures, f"{runs[0]['steps']:,}", *cost, seconds))
+    header = ("", *columns, "steps", "tokens", "with padding", "CPU s")
     return table(header, rows) if rows else NOTHING
 
 

@@ -65,7 +65,6 @@ def tables(lines: dict[str, Line]) -> dict[str, str]:
     """Name -> Markdown of every table of the page; one whose results are not stored says so."""
     makers = {
         "taken": _taken,
-        "goals": goals_table,
         "speed": _speed,
         "calls": _calls,
         "own": _own,

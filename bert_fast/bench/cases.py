@@ -1,11 +1,9 @@
 """What is compared: the cases that README draws, with the names under which their results are stored."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bert_fast.bench.picture import Bar, Group, Picture
-
-__all__ = ["CASES", "TINY", "Case", "Size", "cases_of", "draw"]
+__all__ = ["CASES", "TINY", "Case", "Size", "cases_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +74,3 @@ def cases_of(sizes: tuple[Size, ...]) -> tuple[Case, ...]:
 
 
 CASES = cases_of(SIZES)
-
-
-def draw(ratio_of: Callable[[Case], float], cases: tuple[Case, ...], notes: tuple[str, ...]) -> Picture:
-    """The picture of cases whose ratios are known."""
-    sizes = tuple(dict.fromkeys(case.size for case in cases))
-    groups = (Group(s.title, tuple(Bar(c.label, ratio_of(c)) for c in cases if c.size is s)) for s in sizes)
-    return Picture("Tokens per second after bert_fast.fuse(model)", tuple(groups), notes)

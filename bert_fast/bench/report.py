@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from bert_fast.bench.cases import draw
 from bert_fast.bench.measuring import Result
 from bert_fast.bench.page import Html, figure, page, section, table
-from bert_fast.bench.picture import Picture, as_svg
+from bert_fast.bench.picture import Bar, Group, Picture, as_svg
 
 __all__ = ["device_name", "measured_on", "picture_of", "render_page"]
 
@@ -47,14 +46,18 @@ def _processor_name() -> str:
 
 def picture_of(results: Sequence[Result], device: str, is_quick: bool) -> Picture:
     """The picture of what was measured."""
-    ratios = {result.case: result.ratio for result in results}
+    sizes = dict.fromkeys(result.case.size for result in results)
+    groups = [
+        Group(size.title, tuple(Bar(one.case.label, one.ratio) for one in results if one.case.size is size))
+        for size in sizes
+    ]
     share = min(result.share for result in results)
     notes = (
         f"1x is the same model untouched. {device}.",
         f"Padded batch: texts of several lengths, down to {share:.0%} of the positions hold a token.",
         *(("A quick run: too short for times that mean anything.",) if is_quick else ()),
     )
-    return draw(ratios.__getitem__, tuple(ratios), notes)
+    return Picture("Tokens per second after bert_fast.fuse(model)", tuple(groups), notes)
 
 
 def render_page(results: Sequence[Result], picture: Picture, device: torch.device, wrong: Sequence[Result]) -> str:

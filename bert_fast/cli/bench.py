@@ -6,9 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from bert_fast.cli.common import find_device, positive, seconds
+from bert_fast.cli.common import positive, seconds
 from bert_fast.files import write_atomically
-from bert_fast.terminal import Part, StatusLine, printable
+from bert_fast.terminal import Part, StatusLine
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the comparison; returns 0, 1 where models disagree or something is missing."""
+    """Runs the comparison; returns 0, 1 where models disagree.
+
+    Raises: ImportError, ValueError: a package, a folder or a device is missing.
+    """
     if importlib.util.find_spec("transformers") is None:
-        print("bert-fast bench: not installed: transformers; pip install transformers", file=sys.stderr)
-        return 1
+        raise ImportError("not installed: transformers; pip install transformers")
     if not arguments.output.parent.is_dir() or arguments.output.is_dir():  # before two minutes are spent
-        message = f"--output: expected a file in a folder that is there, got {arguments.output}"
-        print(printable(f"bert-fast bench: {message}"), file=sys.stderr)
-        return 1
+        raise ValueError(f"--output: expected a file in a folder that is there, got {arguments.output}")
     import torch
 
     from bert_fast.bench.cases import CASES, TINY, cases_of
@@ -49,11 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    name = arguments.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = find_device(arguments.device)
-    except ValueError as error:
-        print(f"bert-fast bench: {error}", file=sys.stderr)
-        return 1
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device: {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     cases = cases_of((TINY,)) if arguments.quick else CASES
     results: list[Result] = []
     with contextlib.closing(StatusLine(is_transient=True)) as line:

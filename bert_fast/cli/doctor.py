@@ -42,13 +42,7 @@ PACKAGES = (
     Package("numpy", "numpy", "token arrays", "pip install 'numpy>=1.26'", "1.26", required=True),
     Package("safetensors", "safetensors", "checkpoints", "pip install 'safetensors>=0.4.3'", "0.4.3", required=True),
     Package("triton", "triton", "the triton back-end", "pip install 'triton>=3.6' (Linux)", "3.6"),
-    Package(
-        "transformers",
-        "transformers",
-        "parity tests, demo, benchmark peer",
-        "pip install 'bert_fast[demo]'",
-        "4.57",
-    ),
+    Package("transformers", "transformers", "parity tests, demo, benchmarks", "pip install 'bert_fast[demo]'", "4.57"),
     Package("tokenizers", "tokenizers", "parity tests, demo", "pip install 'bert_fast[demo]'", "0.22"),
     Package("pyarrow", "pyarrow", "bert-fast tokenize on Parquet files", "pip install 'bert_fast[parquet]'", "17"),
     Package("accelerate", "accelerate", "training", "pip install 'bert_fast[train]'", "1.0"),
@@ -84,14 +78,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """The whole report, made of dictionaries, lists, strings, numbers and None."""
+    import torch
+
     packages = [_package(package) for package in PACKAGES]
+    device_types = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     report: dict[str, Any] = {
         "bert_fast": {"version": __version__, "location": str(Path(__file__).parent.parent)},
-        "system": _system(),
+        "system": {
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "platform": platform.platform(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+        },
         "packages": packages,
         "native": _native(),
         "devices": _devices(),
-        "backends": [_op_backends(op, device) for device in _device_types() for op in backend.op_names()],
+        "backends": [_op_backends(op, device) for device in device_types for op in backend.op_names()],
         "apex": _apex(),
         "environment": [
             {"name": name, "value": os.environ.get(name), "meaning": meaning} for name, meaning in env.VARIABLES.items()
@@ -100,16 +103,6 @@ def collect() -> dict[str, Any]:
     report["ok"] = not any(package["required"] and package["problem"] for package in packages)
     report["advice"] = list(_advice(report))
     return report
-
-
-def _system() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-    }
 
 
 def _is_there(module: str) -> bool:
@@ -134,13 +127,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _package(package: Package) -> dict[str, Any]:
-    there, version, problem = _is_there(package.module), None, None
-    if there:
-        version = _version(package.distribution)
-        if version and package.minimum and _numbers(version) < _numbers(package.minimum):
-            problem = f"older than {package.minimum}"
-    else:
+    is_there, problem = _is_there(package.module), None
+    version = _version(package.distribution) if is_there else None
+    if not is_there:
         problem = "not installed"
+    elif version and package.minimum and _numbers(version) < _numbers(package.minimum):
+        problem = f"older than {package.minimum}"
     return {
         "name": package.distribution,
         "version": version,
@@ -156,15 +148,13 @@ def _native() -> dict[str, Any]:
     if extension is None:
         return {"loaded": False, "reason": native.unavailable_reason(), "version": None, "cpu_features": None}
     # The extension may be older than the sources: a build from before `cpu_features` existed has none.
-    features = extension.cpu_features() if hasattr(extension, "cpu_features") else None
-    levels = extension.simd_levels() if hasattr(extension, "simd_levels") else None
     return {
         "loaded": True,
         "reason": None,
         "version": getattr(extension, "__version__", None),
         "file": extension.__file__,
-        "cpu_features": features,
-        "simd_levels": levels,
+        "cpu_features": getattr(extension, "cpu_features", lambda: None)(),
+        "simd_levels": getattr(extension, "simd_levels", lambda: None)(),
     }
 
 
@@ -184,20 +174,15 @@ def _devices() -> dict[str, Any]:
     }
 
 
-def _device_types() -> list[str]:
-    import torch
-
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
 def _op_backends(op: str, device: str) -> dict[str, Any]:
     """Who can run `op` on fp32 tensors of a device type, in order of preference; the first that can is taken."""
     import torch
 
     spec = backend.OpSpec(torch.device(device), torch.float32)
-    entries = []
-    for candidate in backend.implementations(op):
-        entries.append({"backend": candidate.backend, "reasons": candidate.unsupported_reasons(spec)})
+    entries = [
+        {"backend": candidate.backend, "reasons": candidate.unsupported_reasons(spec)}
+        for candidate in backend.implementations(op)
+    ]
     taken = next(entry["backend"] for entry in entries if not entry["reasons"])
     return {"op": op, "device": device, "taken": taken, "candidates": entries}
 
@@ -259,16 +244,12 @@ def _forced_backend_advice(backends: list[dict[str, Any]]) -> Iterator[str]:
     if forced not in backend.BACKENDS:
         yield f"BERT_FAST_BACKEND={forced} is no back-end, every op will raise: use {', '.join(backend.BACKENDS)}"
         return
-    can_run = {
-        (entry["device"], entry["op"])
-        for entry in backends
-        for candidate in entry["candidates"]
-        if candidate["backend"] == forced and not candidate["reasons"]
-    }
-    for device in dict.fromkeys(entry["device"] for entry in backends):
-        ops = [entry["op"] for entry in backends if entry["device"] == device and (device, entry["op"]) not in can_run]
-        if ops:
-            yield f"BERT_FAST_BACKEND={forced} is forced and cannot run on {device}: {', '.join(ops)}; these will raise"
+    cannot_run: dict[str, list[str]] = {}
+    for entry in backends:
+        if {"backend": forced, "reasons": []} not in entry["candidates"]:
+            cannot_run.setdefault(entry["device"], []).append(entry["op"])
+    for device, ops in cannot_run.items():
+        yield f"BERT_FAST_BACKEND={forced} is forced and cannot run on {device}: {', '.join(ops)}; these will raise"
 
 
 def render(report: dict[str, Any]) -> str:

@@ -3,9 +3,8 @@
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
-from bert_fast.cli.training import check_output, one_line, train
+from bert_fast.cli.training import check_output, train
 
 __all__ = ["run"]
 
@@ -15,14 +14,10 @@ _OF_TASK = "of the task"  # metric_for_best_model, unless a flag names one
 
 
 def run(argv: Sequence[str]) -> int:
-    """Trains; returns 0, 1 where an argument or a file is wrong, 2 for unknown flags."""
+    """Trains; returns the exit status."""
     if not argv or argv[0].startswith("-"):
         print(f"usage: bert-fast finetune TASK [--config FILE] [--flag value ...]\n\nTASK: {_TASKS}; each has --help")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    return one_line("finetune", lambda: _run(argv[0], argv[1:]))
-
-
-def _run(name: str, argv: Sequence[str]) -> int:
     import torch
     import transformers
 
@@ -30,6 +25,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
     from bert_fast.training import TrainingArguments
     from bert_fast.training.tasks import task_named
 
+    name, *argv = argv
     kind = task_named(name)
     parser = make_parser(f"finetune {name}", str(kind.__doc__), (ModelArguments, kind.Arguments, TrainingArguments))
     parser.set_defaults(metric_for_best_model=_OF_TASK)
@@ -54,7 +50,9 @@ def _run(name: str, argv: Sequence[str]) -> int:
         if key.startswith(_LEARNED_BEFORE):
             raise ValueError(f"{source}: expected the weights of a model, got none of {key}")
     check_fit(model.config, tokenizer, data.max_seq_length)
-    model.config.task_specific_params = {name: _of_examples(data)}
+    # How examples are read, for `bert-fast predict`.
+    reading = {key: value for key, value in dataclasses.asdict(data).items() if not key.endswith("_file")}
+    model.config.task_specific_params = {name: reading}
     if arguments.metric_for_best_model == _OF_TASK:
         arguments.metric_for_best_model = task.metric_for_best_model
     elif arguments.metric_for_best_model.endswith("mse"):
@@ -63,8 +61,3 @@ def _run(name: str, argv: Sequence[str]) -> int:
         "finetune", model, arguments, examples, valid, tokenizer,
         lambda said: task.metrics(valid, said.predictions, said.label_ids),
     )  # fmt: skip
-
-
-def _of_examples(data: Any) -> dict[str, Any]:
-    """How examples are read, for `bert-fast predict`, which finds it in the model's configuration."""
-    return {name: value for name, value in dataclasses.asdict(data).items() if not name.endswith("_file")}

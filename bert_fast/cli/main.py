@@ -9,13 +9,13 @@ import atexit
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
 from bert_fast._version import __version__
-from bert_fast.cli.common import is_main_process
-from bert_fast.errors import BackendError, CheckpointError, SourceError, StoreError, TrainingError
-from bert_fast.terminal import printable
+from bert_fast.cli.common import is_main_process, say
+from bert_fast.errors import BackendError, CheckpointError, StoreError, TrainingError
 
 __all__ = ["COMMANDS", "command", "main"]
 
@@ -30,6 +30,8 @@ COMMANDS = {
 }
 
 TRAINING = ("pretrain", "finetune", "predict")
+
+_OF_ONE_PROCESS = (BackendError, CheckpointError, TrainingError)
 
 _OVERVIEW = """\
 bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four things it does:
@@ -53,7 +55,10 @@ DIR is a folder with a model and its tokenizer, such as transformers' save_pretr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; returns the exit status (2 for wrong arguments, 130 and 141 as after SIGINT and SIGPIPE)."""
+    """Runs one subcommand; what is wrong with files and arguments is one line, and so is each warning.
+
+    Returns: the exit status (1 after such an error, 2 for wrong flags, 130 and 141 as after SIGINT and SIGPIPE).
+    """
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv:
         print(_OVERVIEW.format(version=__version__), end="")
@@ -68,21 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"bert_fast.cli.{name}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
-    try:
-        if argv[0] in TRAINING:
-            return int(importlib.import_module(f"bert_fast.cli.{argv[0]}").run(argv[1:]))
-        arguments = parser.parse_args(argv)
-        return int(arguments.run(arguments))
-    except (BackendError, CheckpointError, SourceError, StoreError, TrainingError) as error:
-        # Wrong files are wrong for all processes of a run: one says so. What fails in another one only, says it itself.
-        if is_main_process() or not isinstance(error, SourceError | StoreError):
-            print(printable(f"bert-fast {argv[0]}: {error}"), file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at the end
-        return 141
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: say(argv[0], str(message))
+        if not is_main_process():
+            warnings.simplefilter("ignore")  # the main process says the same
+        try:
+            if argv[0] in TRAINING:
+                return int(importlib.import_module(f"bert_fast.cli.{argv[0]}").run(argv[1:]))
+            arguments = parser.parse_args(argv)
+            return int(arguments.run(arguments))
+        except KeyboardInterrupt:
+            return 130
+        except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at the end
+            return 141
+        except (*_OF_ONE_PROCESS, StoreError, ImportError, OSError, TypeError, ValueError) as error:
+            # Wrong files are wrong for all processes: one says so. What fails in another one only, says it itself.
+            if is_main_process() or isinstance(error, _OF_ONE_PROCESS):
+                say(argv[0], str(error))
+            return 1
 
 
 def command() -> NoReturn:

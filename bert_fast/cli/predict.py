@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_fast.cli.training import one_line
+from bert_fast.cli.training import is_time
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
 from bert_fast.terminal import printable
@@ -18,13 +18,6 @@ from bert_fast.terminal import printable
 __all__ = ["PredictArguments", "run"]
 
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
-_TIMES = ("_runtime", "_per_second", "_preparation_time")  # of metrics
-_ARCHITECTURES = {
-    "BertForSequenceClassification": "classify",
-    "BertForTokenClassification": "ner",
-    "BertForQuestionAnswering": "qa",
-    "BertForMultipleChoice": "choice",
-}
 
 
 @dataclass
@@ -40,22 +33,19 @@ class PredictArguments:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Predicts; returns 0, 1 where a file or an example is wrong."""
+    """Predicts; returns the exit status."""
     if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
         print(
             f"{_USAGE}\n\nRUN: folder of a fine-tuned model. FILE: examples as those it was trained on; -: JSON lines "
             "of standard input. Flags are those of the task: bert-fast predict RUN FILE --help"
         )
         return 0 if "-h" in argv or "--help" in argv else 2
-    return one_line("predict", lambda: _run(argv[0], argv[1], argv[2:]))
-
-
-def _run(folder: str, file: str, argv: Sequence[str]) -> int:
     from bert_fast.cli.arguments import check_fit, make_parser, parsed
     from bert_fast.tokenization import load_tokenizer
     from bert_fast.training import Trainer, TrainingArguments
     from bert_fast.training.tasks import task_named
 
+    folder, file, *argv = argv
     name, of_training = _task_of(folder)
     kind = task_named(name)
     parser = make_parser(
@@ -87,7 +77,7 @@ def _run(folder: str, file: str, argv: Sequence[str]) -> int:
         found = trainer.predict(examples, metric_key_prefix="eval")
     rows: Iterable[dict[str, Any]] = task.rows(examples, found.predictions)
     if arguments.evaluate:
-        rows = [{name: value for name, value in found.metrics.items() if not name.endswith(_TIMES)}]
+        rows = [{name: value for name, value in found.metrics.items() if not is_time(name)}]
     lines = (printable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
     if arguments.output_file is None:
         sys.stdout.writelines(lines)
@@ -113,6 +103,9 @@ def _write(file: str, lines: Iterable[str]) -> None:
 
 def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
     """(the task of a model, how `bert-fast finetune` read its examples)."""
+    from bert_fast.training.tasks import TASKS, task_named
+
+    task_of = {task_named(task).model_class.__name__: task for task in TASKS}
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         names, of_training = config.get("architectures") or [], config.get("task_specific_params") or {}
@@ -123,11 +116,10 @@ def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
     if config.get("problem_type") == "multi_label_classification":
         raise ValueError(f"{folder}: expected a model that gives a text one class, got multi_label_classification")
     for name in names:
-        if name in _ARCHITECTURES:
-            task = _ARCHITECTURES[name]
-            found = of_training.get(task) if isinstance(of_training, dict) else None
-            return task, found if isinstance(found, dict) else {}
-    raise ValueError(f"{folder}: expected a model of {', '.join(_ARCHITECTURES)}, got {', '.join(names) or 'none'}")
+        if name in task_of:
+            found = of_training.get(task_of[name]) if isinstance(of_training, dict) else None
+            return task_of[name], found if isinstance(found, dict) else {}
+    raise ValueError(f"{folder}: expected a model of {', '.join(task_of)}, got {', '.join(names) or 'none'}")
 
 
 def _stdin() -> list[dict[str, Any]]:

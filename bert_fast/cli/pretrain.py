@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_fast.cli.training import check_output, one_line, train
+from bert_fast.cli.training import check_output, train
 
 __all__ = ["SIZES", "make_config", "run"]
 
@@ -19,11 +19,6 @@ SIZES = {
     "base": (12, 768),
     "large": (24, 1024),
 }
-
-
-def run(argv: Sequence[str]) -> int:
-    """Trains; returns 0, 1 where an argument or a file is wrong."""
-    return one_line("pretrain", lambda: _run(argv))
 
 
 def make_config(size: str, vocab_size: int, **overrides: Any) -> Any:
@@ -51,7 +46,8 @@ def make_config(size: str, vocab_size: int, **overrides: Any) -> Any:
     return BertConfig(**values | overrides)
 
 
-def _run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> int:
+    """Trains; returns the exit status."""
     import transformers
 
     from bert_fast.cli.arguments import ModelArguments, check_fit, make_parser, parsed
@@ -69,18 +65,15 @@ def _run(argv: Sequence[str]) -> int:
     model = _model(task.model_class, model_arguments.model_name_or_path, tokenizer, data.max_seq_length)
     check_fit(model.config, tokenizer, data.max_seq_length)
     tokens = Path(arguments.output_dir) / "tokens"
-    valid = None
+    valid: Any = None
     with arguments.main_process_first(desc="tokenizing"):
         examples = task.read(data.train_file, arguments.seed, tokens / "train")
         if data.validation_file is not None:
             valid = task.read(data.validation_file, arguments.seed, tokens / "validation")
-
-    def metrics(said: Any) -> dict[str, float]:
-        assert valid is not None
-        found: dict[str, float] = task.metrics(examples, valid, said.predictions, said.label_ids)
-        return found
-
-    return train("pretrain", model, arguments, examples, valid, tokenizer, metrics, task.answers)
+    return train(
+        "pretrain", model, arguments, examples, valid, tokenizer,
+        lambda said: task.metrics(examples, valid, said.predictions, said.label_ids), task.answers,
+    )  # fmt: skip
 
 
 def _model(cls: Any, name: str, tokenizer: Any, max_seq_length: int) -> Any:

@@ -1,12 +1,14 @@
 """`bert-fast tokenize`: files or stdin, of any size, to a memory-mapped token store."""
 
 import argparse
-import sys
+import contextlib
+import datetime
 import textwrap
+import time
 from typing import TYPE_CHECKING
 
-from bert_fast.cli.common import loaded, natural, progress, seconds
-from bert_fast.terminal import printable
+from bert_fast.cli.common import natural, say, seconds
+from bert_fast.terminal import Part, StatusLine, printable
 
 if TYPE_CHECKING:
     from bert_fast.data.tokenize_files import Report
@@ -53,19 +55,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tokenizes; returns 0, or 1 where something cannot be read or written, 130 when interrupted."""
+    """Tokenizes; returns 0, or 130 when interrupted."""
     from bert_fast.data import tokenize_files
 
+    tokenizer = _tokenizer(arguments)
     done: list[Report] = []
+    line, began = StatusLine(is_transient=True), time.monotonic()
+
+    def report(now: "Report") -> None:
+        done[:] = [now]
+        if arguments.quiet:
+            return
+        text, share = _line(now), now.bytes_read / now.bytes_total if now.bytes_total else None
+        parts, plain = [Part(text, 0)], text
+        if share:
+            left = datetime.timedelta(seconds=round((time.monotonic() - began) * (1 / share - 1)))
+            parts, plain = [Part(f"{share:.0%}", 1), *parts, Part(f"{left} left", 2)], f"{share:.0%}, {text}"
+        line.show(parts, share, f"bert-fast tokenize: {plain}")
+
     try:
-        tokenizer = _tokenizer(arguments)
-        with progress("tokenize", arguments.quiet) as show:
-
-            def report(now: "Report") -> None:
-                done[:] = [now]
-                if show is not None:
-                    show(now.bytes_read, now.bytes_total, _line(now))
-
+        with contextlib.closing(line):
+            if not arguments.quiet:
+                line.open(is_patient=True)
             store = tokenize_files(
                 arguments.files,
                 arguments.output,
@@ -77,11 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
                 checkpoint_seconds=arguments.checkpoint,
                 report=report,
             )
-    except (OSError, ValueError) as error:
-        print(printable(f"bert-fast tokenize: {error}"), file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        print("bert-fast tokenize: interrupted; the same command goes on from here", file=sys.stderr)
+        say("tokenize", "interrupted; the same command goes on from here")
         return 130
     how = f"{_line(done[0])} in {done[0].seconds:.1f} s" if done else "was complete already"
     print(printable(f"{store.path}: {len(store):,} documents, {len(store.tokens):,} tokens; {how}"))
@@ -95,7 +103,7 @@ def _tokenizer(arguments: argparse.Namespace) -> "Tokenizer":
         return BertTokenizer(arguments.vocab, do_lower_case=not arguments.cased)
     if arguments.cased:
         raise ValueError("--cased: goes with --vocab; what --tokenizer names knows it")
-    return loaded(lambda: load_tokenizer(arguments.tokenizer))
+    return load_tokenizer(arguments.tokenizer)
 
 
 def _line(report: "Report") -> str:

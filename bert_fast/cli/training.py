@@ -3,34 +3,16 @@
 import errno
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert_fast.cli.common import is_main_process
+from bert_fast.cli.common import is_main_process, say
 from bert_fast.terminal import printable
 
-__all__ = ["check_output", "one_line", "train"]
+__all__ = ["check_output", "is_time", "train"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_TORCH = ("PytorchStreamWriter", "inline_container.cc")  # what torch.save names in its errors
-
-
-def one_line(command: str, work: Callable[[], int]) -> int:
-    """Runs a command; what is wrong with files and arguments is one line and status 1, and so is each warning."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: _say(command, str(message))
-        if not is_main_process():
-            warnings.simplefilter("ignore")  # the main process says the same
-        try:
-            return work()
-        except BrokenPipeError:
-            raise
-        except (OSError, ImportError, TypeError, ValueError) as error:
-            if is_main_process():
-                _say(command, str(error))
-            return 1
 
 
 def check_output(folder: str) -> None:
@@ -58,7 +40,7 @@ def train(
             sys.stdout.reconfigure(line_buffering=True)  # each line of the log as it comes
     start = arguments.resume_from_checkpoint or last_checkpoint(arguments.output_dir)
     if start is not None and is_main_process():
-        _say(command, f"going on from {start}")
+        say(command, f"going on from {start}")
     try:
         trainer = Trainer(
             model,
@@ -79,7 +61,7 @@ def train(
     except KeyboardInterrupt:
         if is_main_process():
             place = last_checkpoint(arguments.output_dir) or "its start, as no checkpoint was written yet"
-            _say(command, f"interrupted; the same command goes on from {place}")
+            say(command, f"interrupted; the same command goes on from {place}")
         return 130
     except Exception as error:
         if isinstance(error, KeyError) and "metric_for_best_model" in str(error):
@@ -88,7 +70,8 @@ def train(
             raise
         raise OSError(f"{arguments.output_dir}: cannot be written, the disk may be full: {error}") from error
     if is_main_process():
-        said = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if _is_figure(name))
+        figures = {name: value for name, value in metrics.items() if name.startswith("eval_") and not is_time(name)}
+        said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         print(printable(f"{arguments.output_dir}: {trainer.state.global_step:,} steps; {said}".rstrip("; ")))
     return 0
 
@@ -101,10 +84,6 @@ def _last_evaluation(trainer: Any) -> dict[str, float]:
     return next((one for one in state.log_history if one["step"] == state.global_step and "eval_loss" in one), {})
 
 
-def _say(command: str, text: str) -> None:
-    print(printable(f"bert-fast {command}: {' '.join(text.split())}"), file=sys.stderr)
-
-
 def _is_of_writing(error: Exception) -> bool:
     """Whether a file could not be written to its end: PyTorch and safetensors have errors of their own for that."""
     if isinstance(error, OSError):
@@ -112,5 +91,6 @@ def _is_of_writing(error: Exception) -> bool:
     return type(error).__name__ == "SafetensorError" or any(name in str(error) for name in _OF_TORCH)
 
 
-def _is_figure(name: str) -> bool:
-    return name.startswith("eval_") and not name.endswith(("_runtime", "_per_second"))
+def is_time(name: str) -> bool:
+    """Whether a metric says how long the evaluation took."""
+    return name.endswith(("_runtime", "_per_second", "_preparation_time"))

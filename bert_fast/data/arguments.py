@@ -4,27 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from bert_fast.checks import check_count, check_integer
+from bert_fast.checks import check_integer
 from bert_fast.tokenization import Tokenizer
 
-__all__ = [
-    "check_tokenizer_kind",
-    "optional_length",
-    "row_index",
-    "row_indices",
-    "whole_numbers",
-]
+__all__ = ["check_tokenizer_kind", "row_index", "row_indices", "whole_numbers"]
 
 
 def check_tokenizer_kind(tokenizer: Any) -> None:
     """Raises TypeError unless it is a tokenizer of this library."""
     if not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"tokenizer: expected a BertTokenizer or XLMRobertaTokenizer, got {type(tokenizer).__name__}")
-
-
-def optional_length(name: str, length: Any) -> int | None:
-    """A number of tokens from 0 on, or None; raises TypeError, ValueError if it is neither."""
-    return None if length is None else check_count(name, length, 0)
 
 
 def row_indices(indices: Any, count: int, of: str = "") -> np.ndarray:

@@ -23,7 +23,7 @@ from bert_fast.data.counter_random import CounterRandom
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "check_source", "only"]
+__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "only"]
 
 _GOOD_FILL = 0.98  # below, examples of like lengths are put together,
 _WORTH_SORTING = 0.995  # if that leaves no more than this share of the batches
@@ -54,13 +54,6 @@ class Source(Protocol):
         labels under the names of the model's arguments. No position_ids of tokenizers as XLM-R's: the model counts.
         """
         ...
-
-
-def check_source(name: str, source: Any) -> Source:
-    """The source itself; raises TypeError if it is none."""
-    if isinstance(source, type) or not isinstance(source, Source):
-        raise TypeError(f"{name}: expected a source of examples (lengths, batch), got {type(source).__name__}")
-    return source
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,9 @@ class Batches:
         check_flag("shuffle", shuffle)
         self.shuffle = shuffle
         self.seed = check_integer("seed", seed)
-        self.source = check_source("source", source)
+        if isinstance(source, type) or not isinstance(source, Source):
+            raise TypeError(f"source: expected a source of examples (lengths, batch), got {type(source).__name__}")
+        self.source = source
         self._planned: tuple[int, BatchPlan] | None = None
         self._ends = [0]  # batches up to the end of each epoch that was counted
 

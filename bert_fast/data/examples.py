@@ -60,7 +60,10 @@ class Examples:
     def batch(self, epoch: int, indices: np.ndarray) -> PackedBatch:
         """See `Source.batch`: the examples `indices` (int64 [B]), of num_choices sequences each."""
         indices = row_indices(indices, len(self))
-        labels: dict[str, Any] = {name: _for_model(part) for name, part in self._parts(self.labels, indices).items()}
+        labels: dict[str, Any] = {
+            name: part.astype(np.float32 if part.dtype.kind == "f" else np.int64, copy=False)
+            for name, part in self._parts(self.labels, indices).items()
+        }
         if self.num_choices > 1:
             labels["num_choices"] = self.num_choices
         return self.sequences.gather(self._sequences_of(indices), **labels)
@@ -84,7 +87,3 @@ class Examples:
         """What belongs to some examples."""
         tokens, _ = self.sequences.places(self._sequences_of(indices))
         return {name: array[tokens if name in self.per_token else indices] for name, array in arrays.items()}
-
-
-def _for_model(labels: np.ndarray) -> np.ndarray:
-    return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64, copy=False)

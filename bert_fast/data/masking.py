@@ -74,12 +74,9 @@ class Masking:
     ) -> Masked:
         """Hides words of a batch.
 
-        Args:
-            input_ids (int64 [T]): packed sequences with their special tokens, at most 2^16 tokens each; left alone.
-            cu_seqlens (int [B + 1]): their boundaries; B is at most 2^20.
-            examples (int64 [B]): the numbers by which chance knows the sequences.
-            seed: of chance.
-            epoch: of chance.
+        input_ids (int64 [T]): packed sequences with their special tokens, at most 2^16 tokens each; left alone.
+        cu_seqlens (int [B + 1]): their boundaries; B is at most 2^20.
+        examples (int64 [B]): the numbers by which chance knows the sequences.
         """
         starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
         if len(starts) > _MAX_SEQUENCES or lengths.max(initial=0) > 1 << _PLACE_BITS:

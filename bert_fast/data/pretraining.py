@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from bert_fast.checks import check_count, check_flag, check_integer, check_number
 from bert_fast.data.arguments import check_tokenizer_kind, row_index, row_indices
 from bert_fast.data.masking import Masking
 from bert_fast.data.pretraining_texts import Texts, check_documents, full_sentences, sentence_pairs
-from bert_fast.data.sequences import ranges
+from bert_fast.data.sequences import packed_batch
 from bert_fast.data.token_store import TokenStore, check_tokenizer
 from bert_fast.errors import StoreError
 from bert_fast.tokenization import Tokenizer
@@ -119,22 +118,15 @@ class PretrainingSource:
         Raises: IndexError: this epoch has no such example.
         """
         indices = row_indices(indices, len(self.lengths(epoch)), f" in epoch {epoch}")
-        packed = self._packed(epoch, indices)
-        masked = self._masking(packed.input_ids, packed.cu_seqlens, indices, self.seed, epoch)
-        arrays = {
-            "input_ids": masked.input_ids,
-            "token_type_ids": packed.token_type_ids,
-            "cu_seqlens": packed.cu_seqlens.astype(np.int32),
-            "labels": masked.labels,
-            "masked_lm_positions": masked.positions,
-        }
-        if self.tokenizer.form.has_positions:
-            lengths = np.diff(packed.cu_seqlens)
-            arrays["position_ids"] = ranges(np.zeros_like(lengths), lengths)
+        examples = self._examples(epoch)
+        bounds = examples.bounds[indices]  # [B, 2] or [B, 4]
+        starts, sizes = bounds[:, ::2], bounds[:, 1::2] - bounds[:, ::2]
+        joined = self.tokenizer.form.join(self.store.tokens, starts, sizes)
+        masked = self._masking(joined.ids, joined.boundaries, indices, self.seed, epoch)
+        labels = {"labels": masked.labels, "masked_lm_positions": masked.positions}
         if self.next_sentence:
-            arrays["next_sentence_label"] = self._examples(epoch).is_random[indices].astype(np.int64)
-        entries = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return PackedBatch(**entries, max_seqlen=int(np.diff(packed.cu_seqlens).max(initial=0)))
+            labels["next_sentence_label"] = examples.is_random[indices].astype(np.int64)
+        return packed_batch(joined._replace(ids=masked.input_ids), **labels)
 
     def max_labels(self, max_tokens: int, max_sequences: int | None = None) -> int:
         """How many tokens of a batch are to be predicted at most, for `graphs.Budget`.
@@ -169,29 +161,19 @@ class PretrainingSource:
         epoch, planned = check_integer("epoch", epoch), self._planned
         if planned is not None and (planned[0] == epoch or not self.next_sentence):
             return planned[1]
+        room, is_random = self.max_length - self._num_special, np.zeros(0, dtype=bool)
         if self.next_sentence:
-            pairs = sentence_pairs(
-                self._texts, self.max_length - self._num_special, seed=self.seed, epoch=epoch,
+            *ends, is_random = sentence_pairs(
+                self._texts, room, seed=self.seed, epoch=epoch,
                 short_sequence_probability=self.short_sequence_probability,
             )  # fmt: skip
-            lengths = pairs.a_stop - pairs.a_start + pairs.b_stop - pairs.b_start + self._num_special
-            bounds = np.stack(pairs[:4], axis=1)
-            examples = _Examples(bounds, pairs.is_random, lengths.astype(np.int32))
         else:
-            texts = full_sentences(self._texts, self.max_length - self._num_special)
-            lengths = texts.stops - texts.starts + self._num_special
-            bounds = np.stack(texts, axis=1)
-            examples = _Examples(bounds, np.zeros(0, dtype=bool), lengths.astype(np.int32))
+            ends = [*full_sentences(self._texts, room)]
+        bounds = np.stack(ends, axis=1)
+        lengths = (bounds[:, 1::2] - bounds[:, ::2]).sum(axis=1) + self._num_special
+        examples = _Examples(bounds, is_random, lengths.astype(np.int32))
         self._planned = (epoch, examples)
         return examples
-
-    def _packed(self, epoch: int, indices: np.ndarray) -> "_Packed":
-        """Examples one behind the other, before words are masked."""
-        bounds = self._examples(epoch).bounds[indices]  # [B, 2] or [B, 4]
-        starts, sizes = bounds[:, ::2], bounds[:, 1::2] - bounds[:, ::2]
-        joined = self.tokenizer.form.join(self.store.tokens, starts, sizes)
-        types = np.zeros(len(joined.ids), dtype=np.int64) if joined.type_ids is None else joined.type_ids
-        return _Packed(joined.ids, types, joined.boundaries)
 
 
 class _Examples(NamedTuple):
@@ -200,12 +182,6 @@ class _Examples(NamedTuple):
     bounds: np.ndarray
     is_random: np.ndarray
     lengths: np.ndarray
-
-
-class _Packed(NamedTuple):
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray
-    cu_seqlens: np.ndarray
 
 
 def _check_kinds(store: Any, tokenizer: Any) -> None:

@@ -36,7 +36,6 @@ class Texts:
     """The documents of a store that have tokens, and their sentences.
 
     Attributes:
-        store: the store.
         sentences (int64 [s + 1]): boundaries of all sentences in `store.tokens`; without sentences in the store, those
             of documents.
         starts, stops (int64 [d]): of the documents, in `store.tokens`; each is a boundary of sentences, too.
@@ -107,9 +106,7 @@ def full_sentences(texts: Texts, room: int) -> Passages:
     Examples are runs of whole sentences of one document, each with as many as fit; sentences that are longer are cut
     into pieces. Documents without sentences are one sentence. About 0.3 µs an example.
 
-    Args:
-        texts: of a store.
-        room: tokens of an example without special ones, at least 1.
+    room: tokens of an example without special ones, at least 1.
     """
     position, stop, _ = texts.parts(_PART_EXAMPLES * room)
     starts, stops = [position[:0]], [position[:0]]
@@ -155,12 +152,7 @@ def sentence_pairs(
 
     Chance depends on (seed, epoch, place in the corpus) alone. About 1 µs a pair.
 
-    Args:
-        texts: of a store.
-        room: tokens of a pair without special ones, at least 2.
-        seed: of chance.
-        epoch: of chance.
-        short_sequence_probability: share of pairs that are made shorter, so that a model sees short ones.
+    room: tokens of a pair without special ones, at least 2.
 
     Raises:
         StoreError: the store has fewer than two documents with tokens.
@@ -193,15 +185,18 @@ def check_documents(texts: Texts) -> None:
 class _Chance:
     """What chance decides at each of many places: a row of random numbers for each question, keyed by the place."""
 
-    QUESTIONS = ("is short", "short room", "cut", "inner sentence", "is random", "document", "token")
+    QUESTIONS = (
+        "is short", "short room", "cut", "inner sentence", "is random", "document", "token",
+        *(f"sentence, attempt {number}" for number in range(_ATTEMPTS)),
+    )  # fmt: skip
 
     def __init__(self, bits: np.ndarray) -> None:
-        self._bits = bits  # uint64 [questions and attempts, places]
+        self._bits = bits  # uint64 [questions, places]
 
     @classmethod
     def at(cls, random: CounterRandom, places: np.ndarray) -> "_Chance":
         """All at once: a call for each question would cost more than the numbers where places are few."""
-        return cls(random.bits(places, np.arange(len(cls.QUESTIONS) + _ATTEMPTS)[:, None]))
+        return cls(random.bits(places, np.arange(len(cls.QUESTIONS))[:, None]))
 
     def only(self, some: np.ndarray) -> "_Chance":
         """That of some of the places."""
@@ -209,15 +204,11 @@ class _Chance:
 
     def is_so(self, question: str, share: float) -> np.ndarray:
         """True with probability `share`: bool [n]."""
-        return below(1 << 32, self._bits[self.QUESTIONS.index(question)]) < share * 2.0**32
+        return self.number(question, 1 << 32) < share * 2.0**32
 
     def number(self, question: str, bound: np.ndarray | int) -> np.ndarray:
         """From 0 to below `bound`: int64 [n]."""
         return below(bound, self._bits[self.QUESTIONS.index(question)])
-
-    def attempt(self, number: int, bound: np.ndarray) -> np.ndarray:
-        """Likewise, for attempt `number` (below 8) at the same question."""
-        return below(bound, self._bits[len(self.QUESTIONS) + number])
 
 
 class _Planner:
@@ -290,11 +281,11 @@ class _Planner:
         for the rest of the document that they stand for always fits, or is part of one sentence.
         """
         sentences = self._texts.sentences
-        drawn = first + chance.attempt(0, count)
+        drawn = first + chance.number("sentence, attempt 0", count)
         for number in range(1, _ATTEMPTS):
             lengths = sentences[drawn + 1] - sentences[drawn]
             is_wrong = np.where(must_fit, lengths > room, lengths < room)
             if not is_wrong.any():
                 break
-            drawn = np.where(is_wrong, first + chance.attempt(number, count), drawn)
+            drawn = np.where(is_wrong, first + chance.number(f"sentence, attempt {number}", count), drawn)
         return drawn

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_fast.checks import check_choice
-from bert_fast.data.arguments import check_tokenizer_kind, optional_length, row_indices
+from bert_fast.checks import check_choice, check_count
+from bert_fast.data.arguments import check_tokenizer_kind, row_indices
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.arguments import members
 from bert_fast.tokenization.form import Joined
 from bert_fast.tokenization.layout import Truncation, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Sequences", "ranges"]
+__all__ = ["Sequences", "packed_batch", "ranges"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Sequences:
                 the special tokens, or the text that should be cut is too short.
         """
         check_tokenizer_kind(tokenizer)
-        max_length = optional_length("max_length", max_length)
+        max_length = None if max_length is None else check_count("max_length", max_length, 0)
         check_choice("truncation", truncation, ("longest_first", "only_first", "only_second"))
         if pairs is None:
             batch = tokenizer.encode_ragged(texts, max_length=max_length)
@@ -121,30 +121,13 @@ class Sequences:
 
         Args:
             indices (int [B]): which.
-            labels: further entries of the batch; NumPy arrays become tensors.
-
-        Returns:
-            input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int); without
-            `has_positions` no position_ids.
+            labels: further entries of the batch; see `packed_batch`.
 
         Raises:
             IndexError: an index is below 0 or not below `len(self)`.
         """
-        places, cu_seqlens = self.places(indices)
-        lengths = np.diff(cu_seqlens)
-        if self.has_positions:
-            labels["position_ids"] = ranges(np.zeros_like(lengths), lengths)
-        if self.token_type_ids is None:
-            types = torch.zeros(len(places), dtype=torch.int64)
-        else:
-            types = torch.from_numpy(self.token_type_ids[places].astype(np.int64))
-        return PackedBatch(
-            input_ids=torch.from_numpy(self.ids[places].astype(np.int64)),
-            token_type_ids=types,
-            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-            max_seqlen=int(lengths.max(initial=0)),
-            **{name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in labels.items()},
-        )
+        some = self.take(indices)
+        return packed_batch(Joined(some.ids, some.token_type_ids, some.boundaries, self.has_positions), **labels)
 
     def places(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the tokens of some sequences (int [B]) stand in `ids`, and in any array with an entry per token.
@@ -166,6 +149,23 @@ class Sequences:
         places, boundaries = self.places(indices)
         types = None if self.token_type_ids is None else self.token_type_ids[places]
         return replace(self, ids=self.ids[places], boundaries=boundaries, token_type_ids=types)
+
+
+def packed_batch(joined: Joined, **more: Any) -> PackedBatch:
+    """Sequences as what a model takes: CPU tensors.
+
+    more: further entries; NumPy arrays become tensors.
+    Returns: input_ids, token_type_ids, position_ids (int64 [T]), cu_seqlens (int32 [B + 1]), max_seqlen (int); without
+        `has_positions` no position_ids.
+    """
+    ids, types, lengths = joined.ids, joined.type_ids, np.diff(joined.boundaries)
+    more["input_ids"] = ids.astype(np.int64, copy=False)
+    more["token_type_ids"] = np.zeros(len(ids), np.int64) if types is None else types.astype(np.int64, copy=False)
+    more["cu_seqlens"] = joined.boundaries.astype(np.int32)
+    if joined.has_positions:
+        more["position_ids"] = ranges(np.zeros_like(lengths), lengths)
+    entries = {name: torch.from_numpy(one) if isinstance(one, np.ndarray) else one for name, one in more.items()}
+    return PackedBatch(**entries, max_seqlen=int(lengths.max(initial=0)))
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

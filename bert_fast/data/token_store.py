@@ -54,12 +54,14 @@ class TokenStore:
         path: the directory.
         tokens (uint16 or int32 [N]): the ids of all documents.
         boundaries (int64 [n + 1]): document i is tokens[boundaries[i]:boundaries[i + 1]].
+        sentence_boundaries (int64 [s + 1]): likewise of all sentences of all documents; None without sentences.
         info: what store.json says.
     """
 
     path: Path
     tokens: np.ndarray
     boundaries: np.ndarray
+    sentence_boundaries: np.ndarray | None
     info: dict[str, Any]
 
     @classmethod
@@ -86,11 +88,11 @@ class TokenStore:
         store.path, store.info = path, info
         store.tokens = _map(path / TOKENS, info["dtype"], info["tokens"])
         store.boundaries = _map(path / DOCUMENTS, BOUNDARY_DTYPE, info["documents"] + 1)
-        store._sentences = None
+        store.sentence_boundaries = None
         ends = [store.boundaries]
         if info["sentences"] is not None:
-            store._sentences = _map(path / SENTENCES, BOUNDARY_DTYPE, info["sentences"] + 1)
-            ends.append(store._sentences)
+            store.sentence_boundaries = _map(path / SENTENCES, BOUNDARY_DTYPE, info["sentences"] + 1)
+            ends.append(store.sentence_boundaries)
         for boundaries in ends:
             if (boundaries[0], boundaries[-1]) != (0, info["tokens"]):
                 raise StoreError(
@@ -98,8 +100,6 @@ class TokenStore:
                     f"{boundaries[-1]}"
                 )
         return store
-
-    _sentences: np.ndarray | None
 
     def __init__(self) -> None:
         raise TypeError("TokenStore: use TokenStore.open(directory)")
@@ -120,12 +120,7 @@ class TokenStore:
     @property
     def has_sentences(self) -> bool:
         """Whether a source told its sentences apart; if not, every document is one sentence."""
-        return self._sentences is not None
-
-    @property
-    def sentence_boundaries(self) -> np.ndarray | None:
-        """Where all sentences of all documents begin and end in `tokens`: int64 [s + 1]; None without sentences."""
-        return self._sentences
+        return self.sentence_boundaries is not None
 
     @property
     def digest(self) -> str:
@@ -167,11 +162,11 @@ class TokenStore:
         Sentence j is tokens[result[j]:result[j + 1]].
         """
         start, stop = self._range(index)
-        if self._sentences is None:
+        if self.sentence_boundaries is None:
             return np.array([start, stop] if start < stop else [start], dtype=np.int64)
         # Documents begin and end where sentences do, and no sentence is empty.
-        first, last = np.searchsorted(self._sentences, np.array([start, stop]))
-        return self._sentences[first : last + 1]
+        first, last = np.searchsorted(self.sentence_boundaries, np.array([start, stop]))
+        return self.sentence_boundaries[first : last + 1]
 
     def _range(self, index: int) -> tuple[int, int]:
         index = row_index(index, len(self))

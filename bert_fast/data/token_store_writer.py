@@ -104,13 +104,12 @@ class StoreWriter:
         with contextlib.suppress(FileExistsError), _room_needed(path):
             path.mkdir(parents=True)
         _check_directory(path)
-        token_dtype = np.dtype(description["dtype"])
-        self._dtypes = {TOKENS: token_dtype, DOCUMENTS: np.dtype(BOUNDARY_DTYPE)}
+        dtypes = {TOKENS: description["dtype"], DOCUMENTS: BOUNDARY_DTYPE}
         if any(source["format"] == "text" for source in description["sources"]):
-            self._dtypes[SENTENCES] = np.dtype(BOUNDARY_DTYPE)
+            dtypes[SENTENCES] = BOUNDARY_DTYPE
         try:
-            for name in self._dtypes:
-                self._files[name] = _GrowingFile(path / name)
+            for name, dtype in dtypes.items():
+                self._files[name] = _GrowingFile(path / name, np.dtype(dtype))
                 self._files[name].lock()
             self._begin()
         except BaseException:
@@ -137,7 +136,7 @@ class StoreWriter:
         for name, file in self._files.items():
             file.cut(0)
             if name != TOKENS:
-                file.append(np.zeros(1, dtype=self._dtypes[name]))
+                file.append(np.zeros(1))
         self.record()
 
     def add(self, index: int, block: Block, ids: np.ndarray, cu_seqlens: np.ndarray) -> None:
@@ -161,7 +160,7 @@ class StoreWriter:
             num_empty = len(stops) - len(sentence_stops)
         arrays = {TOKENS: ids, DOCUMENTS: document_stops, SENTENCES: sentence_stops}
         for name, file in self._files.items():
-            file.append(arrays[name].astype(self._dtypes[name], copy=False))
+            file.append(arrays[name])
         streams = before.streams
         if block.ends_source and source["size"] is None:
             streams = {**streams, str(index): [block.position[0], block.position[2]]}
@@ -178,19 +177,14 @@ class StoreWriter:
 
     def record(self) -> None:
         """Makes what was added outlive a crash: a run that is interrupted later goes on from here."""
-        self._sync()
         self._replace(PROGRESS, {**self._description, "progress": asdict(self.progress), DIGESTS: self._digests()})
 
     def finish(self, errors: str) -> None:
         """Makes the store complete. `errors` is for the reader of store.json."""
-        self._sync()
         now = self.progress
-        sources = [
-            {"name": source["name"], "format": source["format"], "size": source["size"]}
-            for source in self._description["sources"]
-        ]
+        sources = [{key: one[key] for key in ("name", "format", "size")} for one in self._description["sources"]]
         for index, (size, checksum) in now.streams.items():
-            sources[int(index)] = {**sources[int(index)], "size": size, "crc32": checksum}
+            sources[int(index)] |= {"size": size, "crc32": checksum}
         counts = {"documents": now.documents, "empty_documents": now.empty_documents, "tokens": now.tokens}
         sentences = now.sentences if SENTENCES in self._files else None
         info = {
@@ -209,30 +203,29 @@ class StoreWriter:
         """Bytes of each file that count."""
         now = self.progress
         counts = {TOKENS: now.tokens, DOCUMENTS: now.documents + 1, SENTENCES: now.sentences + 1}
-        return {name: counts[name] * self._dtypes[name].itemsize for name in self._files}
+        return {name: counts[name] * file.dtype.itemsize for name, file in self._files.items()}
 
     def _digests(self) -> dict[str, list[str]]:
         """Of all files that hold what `progress` says; others, of a block that was added in part, are read again."""
         lengths = self._lengths()
-        return {name: file.digests() for name, file in self._files.items() if file.num_bytes == lengths[name]}
-
-    def _sync(self) -> None:
-        for file in self._files.values():
-            file.sync()
+        written = {name: file.written for name, file in self._files.items()}
+        return {name: one.digests() for name, one in written.items() if one.num_bytes == lengths[name]}
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file in one step: a reader sees the old one or the new one, whole."""
+        """Writes a JSON file that says what is in the others, in one step: a reader sees the old one or the new one."""
+        for file in self._files.values():
+            file.sync()
         text = json.dumps(seal(content), indent=1).encode() + b"\n"
         with _room_needed(self.path):
             write_atomically(self.path / name, lambda temporary: temporary.write_bytes(text))
 
 
 class _GrowingFile:
-    """A file that is appended to."""
+    """A file that is appended to. written: how many bytes, those that were there before included, and their digests."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._digests = ChunkDigests()
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path, self.dtype = path, dtype
+        self.written = ChunkDigests()
         with _room_needed(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
@@ -257,10 +250,11 @@ class _GrowingFile:
                 "remove it and begin again"
             )
         whole = [] if recorded is None else recorded[: num_bytes // digests.CHUNK_BYTES]
-        self._digests = ChunkDigests(whole)
-        for block in self._read(len(whole) * digests.CHUNK_BYTES, num_bytes):
-            self._digests.update(block)
-        if recorded is not None and self._digests.digests() != recorded:
+        self.written = ChunkDigests(whole)
+        while self.written.num_bytes < num_bytes:
+            start = self.written.num_bytes
+            self.written.update(memoryview(os.pread(self._descriptor, min(num_bytes - start, 1 << 20), start)))
+        if recorded is not None and self.written.digests() != recorded:
             raise StoreError(
                 f"{self._path}: its last {num_bytes % digests.CHUNK_BYTES} bytes have changed since they were written: "
                 "the unfinished store is damaged; remove it and begin again"
@@ -268,27 +262,12 @@ class _GrowingFile:
         os.ftruncate(self._descriptor, num_bytes)
         os.lseek(self._descriptor, num_bytes, os.SEEK_SET)
 
-    def _read(self, start: int, stop: int) -> Iterator[memoryview]:
-        while start < stop:
-            block = os.pread(self._descriptor, min(stop - start, 1 << 20), start)
-            yield memoryview(block)
-            start += len(block)
-
     def append(self, values: np.ndarray) -> None:
-        rest = np.ascontiguousarray(values).view(np.uint8)
-        self._digests.update(rest.data)
+        rest = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
+        self.written.update(rest.data)
         with _room_needed(self._path.parent):
             while len(rest):
                 rest = rest[os.write(self._descriptor, rest.data) :]
-
-    @property
-    def num_bytes(self) -> int:
-        """How many were appended, and were there before."""
-        return self._digests.num_bytes
-
-    def digests(self) -> list[str]:
-        """Of all these."""
-        return self._digests.digests()
 
     def sync(self) -> None:
         with _room_needed(self._path.parent):

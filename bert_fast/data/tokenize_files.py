@@ -4,11 +4,12 @@ The caller's thread reads, the tokenizer's threads work on the block before, one
 some MB are in memory at a time, whatever the size of the sources.
 """
 
+import contextlib
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,11 +101,8 @@ def tokenize_files(
     _check_added_tokens(tokenizer, sources)
     description = describe(sources, tokenizer, field)
     if not _is_complete(path, description, sources):
-        writer = StoreWriter(path, description)
-        try:
+        with contextlib.closing(StoreWriter(path, description)) as writer:
             _run(writer, sources, options, tokenizer, num_threads, checkpoint_seconds, report)
-        finally:
-            writer.close()
     return TokenStore.open(path, tokenizer)
 
 
@@ -166,10 +164,13 @@ def _run(
 
     with ThreadPoolExecutor(1, "encode") as encoder, ThreadPoolExecutor(1, "write") as pool:
         try:
-            for index, block in _read_all(sources, options, writer.progress.source, writer.progress.position):
-                before = written[-1] if written else None
-                written.append(pool.submit(write, index, block, encoder.submit(encode, block), before))
-                wait_and_report(_BLOCKS_BEHIND)
+            position: Sequence[int] = writer.progress.position
+            for index in range(writer.progress.source, len(sources)):
+                for block in read_blocks(sources[index], options, position):
+                    before = written[-1] if written else None
+                    written.append(pool.submit(write, index, block, encoder.submit(encode, block), before))
+                    wait_and_report(_BLOCKS_BEHIND)
+                position = ()
             wait_and_report(0)
         except StoreError:
             raise  # nothing more can be written
@@ -177,15 +178,6 @@ def _run(
             pool.submit(writer.record).result()  # behind the blocks that are being written
             raise
     writer.finish(options.errors)
-
-
-def _read_all(
-    sources: list[TextSource], options: ReadOptions, first: int, position: Sequence[int]
-) -> Iterator[tuple[int, Block]]:
-    """Blocks of all sources with the index of their source, from a position in source `first` on."""
-    for index in range(first, len(sources)):
-        for block in read_blocks(sources[index], options, position if index == first else ()):
-            yield index, block
 
 
 def _checked_seconds(seconds: Any) -> float:

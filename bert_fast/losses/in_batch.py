@@ -49,32 +49,25 @@ def in_batch_negatives(
     Source: Henderson et al. 2017 (arXiv:1705.00652), section 4.4; van den Oord et al. 2018 (arXiv:1807.03748).
     """
     _check(queries, documents, similarity, query_groups, document_groups)
-    num_queries, (first_query, first_document) = len(queries), (0, 0)
+    num_queries, rank = len(queries), torch.distributed.get_rank(process_group) if gather else 0
+
+    def all_of(t: Any) -> Any:
+        return _Gathered.apply(t.contiguous(), process_group) if gather and t is not None else t
+
     with torch.autocast(queries.device.type, enabled=False):
         asking, answering = (_ready(t, similarity) for t in (queries, documents[:num_queries]))
-        all_queries, all_documents = asking, torch.cat((answering, _ready(documents[num_queries:], similarity)))
-        all_query_groups, all_document_groups = query_groups, document_groups
-        if gather:
-            rank = torch.distributed.get_rank(process_group)
-            first_query, first_document = rank * num_queries, rank * len(documents)
-            all_documents = _gathered(all_documents, process_group)
-            if document_groups is not None:
-                all_document_groups = _gathered(document_groups, process_group)
-            if symmetric:
-                all_queries = _gathered(all_queries, process_group)
-                if query_groups is not None:
-                    all_query_groups = _gathered(query_groups, process_group)
+        answers = torch.cat((answering, _ready(documents[num_queries:], similarity)))
         places = torch.arange(num_queries, device=queries.device)
         loss = linear_cross_entropy(
-            asking * scale, all_documents, None, places + first_document, row_groups=query_groups,
-            class_groups=all_document_groups, backend=backend,
+            asking * scale, all_of(answers), None, places + rank * len(documents), row_groups=query_groups,
+            class_groups=all_of(document_groups), backend=backend,
         )  # fmt: skip
         if not symmetric:
             return loss
         groups = None if document_groups is None else document_groups[:num_queries]
         back = linear_cross_entropy(
-            answering * scale, all_queries, None, places + first_query, row_groups=groups,
-            class_groups=all_query_groups, backend=backend,
+            answering * scale, all_of(asking), None, places + rank * num_queries, row_groups=groups,
+            class_groups=all_of(query_groups), backend=backend,
         )  # fmt: skip
         return (loss + back) / 2
 
@@ -125,8 +118,3 @@ class _Gathered(torch.autograd.Function):
         own = grads[0].new_empty(ctx.shape)
         torch.distributed.reduce_scatter(own, list(grads[0].contiguous().split(len(own))), group=ctx.group)
         return own, None
-
-
-def _gathered(t: Tensor, process_group: Any) -> Tensor:
-    made: Tensor = _Gathered.apply(t.contiguous(), process_group)
-    return made

@@ -47,7 +47,6 @@ class Features:
         self, dataset: Any, collate: Callable[[list[Any]], Mapping[str, Any]], lengths: Sequence[int] | None = None
     ) -> None:
         self.dataset, self.collate = dataset, collate
-        self.original = dataset
         if lengths is None and "input_ids" in (getattr(dataset, "column_names", None) or ()):
             lengths = [len(ids) for ids in dataset["input_ids"]]
         elif lengths is None:
@@ -109,11 +108,10 @@ class _Made(Dataset[Any]):
         return len(self.batches.source.lengths(0))
 
     def __getitem__(self, place: Place) -> Any:
-        if isinstance(self.batches.source, Features):
-            with _chance((self.batches.seed * 1_000_003 + place.epoch) * 1_000_003 + place.number):
-                batch = self.batches.batch(place.epoch, place.number)
-        else:
-            batch = self.batches.batch(place.epoch, place.number)
+        # A collator of features may draw random numbers.
+        seed = (self.batches.seed * 1_000_003 + place.epoch) * 1_000_003 + place.number
+        with _chance(seed) if isinstance(self.batches.source, Features) else contextlib.nullcontext():
+            batch: Any = self.batches.batch(place.epoch, place.number)
         batch[PLACE] = place
         return batch
 

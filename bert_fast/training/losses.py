@@ -1,13 +1,18 @@
-"""A step's loss: for each of its parts the mean over all labels of the step, however the step is cut into batches."""
+"""The loss of a step, and what a model says of examples, however they are cut into batches and over processes.
+
+For each part of the loss it is the mean over all labels.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from bert_fast.models.losses import class_loss
 
-__all__ = ["label_counts", "loss_parts"]
+__all__ = ["alone", "joined", "label_counts", "loss_parts", "means", "on_host"]
 
 _IGNORED = -100
 
@@ -55,3 +60,38 @@ def loss_parts(outputs: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         return {"loss": loss}
     pairs = class_loss(outputs["seq_relationship_logits"], batch["next_sentence_label"], "next_sentence_label")
     return {"masked_lm": loss - pairs, "next_sentence": pairs}
+
+
+def means(everyone: list[dict[str, tuple[float, int]]]) -> dict[str, float]:
+    """The parts of the loss over all labels of all processes, and their sum, "loss"."""
+    names = sorted({name for one in everyone for name in one})
+    sums = [[one[name] for one in everyone if name in one] for name in names]
+    parts = {
+        name: sum(total for total, _ in several) / max(sum(count for _, count in several), 1)
+        for name, several in zip(names, sums, strict=True)
+    }
+    return parts and {"loss": sum(parts.values())} | parts
+
+
+def on_host(value: Tensor) -> np.ndarray:
+    """The numbers of a tensor; half precision becomes fp32."""
+    value = value.detach()
+    return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).cpu().numpy()
+
+
+def joined(found: list[tuple[int, list[np.ndarray], list[np.ndarray]]], which: int) -> Any:
+    """Arrays over all batches in their order: one, a tuple of several, or None."""
+    ordered: list[Any] = [one[which] for one in sorted(found, key=lambda one: one[0])]
+    if not ordered or not ordered[0]:
+        return None
+    try:
+        return alone([np.concatenate(arrays) for arrays in zip(*ordered, strict=True)])
+    except ValueError as error:
+        raise ValueError(
+            f"data_collator: expected batches whose outputs can be joined, as those of PackedCollator: {error}"
+        ) from None
+
+
+def alone(values: list[Any]) -> Any:
+    """A single value by itself, several as a tuple."""
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,7 +1,9 @@
 """`Trainer`: transformers' Trainer on batches without padding, whose size is a number of tokens."""
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,23 @@ from bert_fast.models import BertPreTrainedModel
 from bert_fast.models.checkpoint import load_checkpoint, load_into
 from bert_fast.optim import AdamW, make_lamb, weight_decay_groups
 from bert_fast.tokenization.pack import PackedBatch
-from bert_fast.training.answers import alone, joined, means, on_host
 from bert_fast.training.arguments import TrainingArguments
 from bert_fast.training.checkpoints import RUN, STATE, check_checkpoint, examples_digest, last_checkpoint
 from bert_fast.training.loading import PLACE, Features, batch_loader
-from bert_fast.training.losses import label_counts, loss_parts
+from bert_fast.training.losses import alone, joined, label_counts, loss_parts, means, on_host
 from bert_fast.training.replaying import Replayed, check_replayable, run_budgets
 
 __all__ = ["Trainer"]
 
 _WEIGHTS = "loss_weights"  # the entry of a batch that says what its loss counts in its step
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")  # what `AdamW` computes
-# Arguments of transformers that its own loaders and loops look at.
-_ONLY: dict[str, Any] = {
-    "dataloader_drop_last": False, "auto_find_batch_size": False, "batch_eval_metrics": False,
-    "eval_do_concat_batches": True, "bf16_full_eval": False, "fp16_full_eval": False, "include_for_metrics": None,
-    "average_tokens_across_devices": True, "neftune_noise_alpha": None, "deepspeed": None, "parallelism_config": None,
+# Arguments of transformers that its own loaders, losses and loops look at, with the values that may stand there.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "dataloader_drop_last": (False,), "auto_find_batch_size": (False,), "batch_eval_metrics": (False,),
+    "eval_do_concat_batches": (True,), "bf16_full_eval": (False,), "fp16_full_eval": (False,),
+    "include_for_metrics": (None, []), "average_tokens_across_devices": (True,), "neftune_noise_alpha": (None,),
+    "label_smoothing_factor": (0,), "train_sampling_strategy": ("random", "sequential"), "deepspeed": (None,),
+    "parallelism_config": (None,),
 }  # fmt: skip
 
 
@@ -75,29 +78,22 @@ class Trainer(transformers.Trainer):
             raise TypeError(f"args: expected bert_fast.training.TrainingArguments, got {type(args).__name__}")
         if args.n_gpu > 1:
             raise ValueError(f"args: expected a process for each GPU (torchrun), got one process for {args.n_gpu} GPUs")
-        if args.label_smoothing_factor:
-            raise ValueError(f"label_smoothing_factor: expected 0, got {args.label_smoothing_factor}")
         if options.get("compute_loss_func") is not None:
             raise ValueError("compute_loss_func: expected None, as batches are weighted by their labels here")
-        for name, expected in _ONLY.items():
-            if getattr(args, name, expected) not in (expected, [] if expected is None else expected):
-                raise ValueError(
-                    f"{name}: expected {expected!r}, as nothing else is done here, got {getattr(args, name)!r}"
-                )
-        if args.train_sampling_strategy not in ("random", "sequential"):
-            got = args.train_sampling_strategy
-            raise ValueError(f"train_sampling_strategy: expected 'random' or 'sequential', got {got!r}")
+        for name, allowed in _ONLY.items():
+            got, wanted = getattr(args, name, allowed[0]), " or ".join(map(repr, allowed))
+            if got not in allowed:
+                raise ValueError(f"{name}: expected {wanted}, as nothing else is done here, got {got!r}")
         if args.device.type == "cpu":
             bound_kernel_cache()
         super().__init__(model, args, data_collator or PackedCollator(), **options)
-        self.model_accepts_loss_kwargs = (
-            True  # or transformers would divide the weighted losses by the batches of a step
-        )
+        self.model_accepts_loss_kwargs = True  # or weighted losses would be divided by the batches of a step
         self._clips_in_step = False
         self._run: dict[str, Any] = {}
         self._replayed: Replayed | None = None
         self._batches: Batches | None = None
-        self._features: dict[int, Features] = {}  # by the id of the data set that each holds
+        # By the id of a data set, which is kept so that its id stays its own.
+        self._sources: dict[int, tuple[Any, Features]] = {}
         names = " ".join(cls.__name__ for cls in type(self.model).__mro__)
         self._predicts_next = "LMHead" in names or "CausalLM" in names
         if args.graphs:
@@ -105,15 +101,7 @@ class Trainer(transformers.Trainer):
 
     # Batches
 
-    def _get_dataloader(
-        self,
-        dataset: Any,
-        description: str,
-        batch_size: int,
-        sampler_fn: Any = None,
-        is_training: bool = False,
-        dataloader_key: str | None = None,
-    ) -> Any:
+    def _get_dataloader(self, dataset: Any, description: str, *_: Any, is_training: bool = False, **__: Any) -> Any:
         """transformers' one way to a loader: of examples to train on (shuffled), or to judge by (in their order)."""
         source = self._source(dataset, description)
         args, limits = self.args, self.args.batch_limits(is_training)
@@ -149,14 +137,12 @@ class Trainer(transformers.Trainer):
                 f"{description.lower()}: expected a Source, or a data set with a length and indices, got "
                 f"{type(dataset).__name__}"
             )
-        key = id(dataset)
-        if key not in self._features:
+        if id(dataset) not in self._sources:
             columns = getattr(dataset, "column_names", None) or ()
             lengths = dataset["length"] if "length" in columns else None
             kept = self._remove_unused_columns(dataset, description=description) if columns else dataset
-            self._features[key] = Features(kept, self.data_collator, lengths)
-            self._features[key].original = dataset  # so that its id stays its own
-        return self._features[key]
+            self._sources[id(dataset)] = dataset, Features(kept, self.data_collator, lengths)
+        return self._sources[id(dataset)][1]
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -190,10 +176,10 @@ class Trainer(transformers.Trainer):
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of a batch, weighted by its labels among those of the step."""
-        weights = inputs.pop(_WEIGHTS, None)
+        weights = inputs.pop(_WEIGHTS, {})
         outputs = model(**inputs)
         parts = loss_parts(outputs, inputs)
-        loss = _total(_times(part, 1 if weights is None else weights[name]) for name, part in parts.items())
+        loss = reduce(operator.add, (_times(part, weights.get(name, 1)) for name, part in parts.items()))
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -282,8 +268,7 @@ class Trainer(transformers.Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Loss (the mean over all labels), metrics, predictions and labels over all examples, in their order."""
-        if prediction_loss_only is None:
-            prediction_loss_only = self.args.prediction_loss_only
+        is_loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         if ignore_keys is None:
             ignore_keys = getattr(self.model.config, "keys_to_ignore_at_inference", [])
         model = self._model_for_evaluation()
@@ -299,7 +284,7 @@ class Trainer(transformers.Trainer):
             for part, value in parts.items():
                 total, count = sums.get(part, (0.0, 0))
                 sums[part] = total + value * counts[part], count + counts[part]
-            if not prediction_loss_only:
+            if not is_loss_only:
                 found.append((place.turn, [on_host(one) for one in said], [on_host(one) for one in labels]))
         sums = {part: (float(total), count) for part, (total, count) in sums.items()}
         found, everyone = gather_object(found), gather_object([sums])
@@ -307,8 +292,8 @@ class Trainer(transformers.Trainer):
         metrics = {}
         if label_ids is not None and self.compute_metrics is not None:
             metrics = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=label_ids))
-        metrics = means(everyone) | denumpify_detensorize(metrics)
-        metrics = {_prefixed(name, metric_key_prefix): value for name, value in metrics.items()}
+        metrics, prefix = means(everyone) | denumpify_detensorize(metrics), f"{metric_key_prefix}_"
+        metrics = {prefix + name.removeprefix(prefix): value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, label_ids, metrics, len(dataloader.dataset))
 
     def _model_for_evaluation(self) -> nn.Module:
@@ -402,34 +387,20 @@ class Trainer(transformers.Trainer):
             torch.save(self.args, folder / "training_args.bin")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        model = self.model if model is None else model
-        if isinstance(model, BertPreTrainedModel) and not self.is_fsdp_enabled:
-            self._load_own(resume_from_checkpoint, model)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        if isinstance(self.model, BertPreTrainedModel) and not self.is_fsdp_enabled:
-            self._load_own(self.state.best_model_checkpoint, self.model)
-        else:
-            super()._load_best_model()
-
-    def _load_own(self, folder: str, model: BertPreTrainedModel) -> None:
+        model, folder = self.model if model is None else model, resume_from_checkpoint
+        if not isinstance(model, BertPreTrainedModel) or self.is_fsdp_enabled:
+            super()._load_from_checkpoint(folder, model)
+            return
         report = load_into(model, load_checkpoint(folder), source=folder)
         if report.missing:
             raise CheckpointError(f"{folder}: expected all weights of the model, got none of {report.missing[0]}")
 
-
-def _total(values: Iterable[Tensor]) -> Tensor:
-    first, *others = values
-    for value in others:
-        first = first + value
-    return first
+    def _load_best_model(self) -> None:
+        if isinstance(self.model, BertPreTrainedModel) and not self.is_fsdp_enabled:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
 
 def _times(part: Tensor, weight: Any) -> Tensor:
     return part if isinstance(weight, float | int) and weight == 1 else part * weight
-
-
-def _prefixed(name: str, prefix: str) -> str:
-    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"

@@ -17,7 +17,7 @@ from benchmarks.aot import cards
 from benchmarks.aot import table as aot_table
 from benchmarks.aot.__main__ import _is_drawn
 from benchmarks.aot.check import DROPOUT_LIMIT, ISSUE_SHARE_LIMIT, compare, with_dropout_cost
-from benchmarks.aot.device import CARDS, TARGETS, derive
+from benchmarks.aot.device import CARDS, EVERY, TARGETS, derive
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "bert_fast" / "kernels"
@@ -144,10 +144,28 @@ def test_table_holds_no_problem(table: dict[str, Any]) -> None:
     assert compare(table, table) == []
 
 
-def test_page_shows_the_table(table: dict[str, Any]) -> None:
-    assert aot_table.PAGE_PATH.read_text() == aot_table.page(table, cards.read(), oldest()), (
-        "run python -m benchmarks.aot"
-    )
+def test_markdown_has_every_row(table: dict[str, Any], of_cards: dict[str, Any]) -> None:
+    """Each configuration stands in its kernel's section twice, with sm_90's figures and with the other targets'."""
+    expected: dict[str, list[str]] = {}
+    for key in table["kernels"]:
+        kernel, configuration = key.removesuffix(" sm_90").split(" ", 1)
+        if key.endswith(" sm_90"):
+            expected.setdefault(kernel, []).append(configuration)
+    shown: dict[str, list[str]] = {}
+    for line in aot_table.markdown(table).splitlines():
+        if line.startswith("### "):
+            rows = shown.setdefault(line[4:], [])
+        elif line.startswith("| ") and not line.startswith(("| ---", "| `", "| registers")):
+            rows.append(line.split(" | ")[0][2:])
+    assert shown == {kernel: [*ones, *ones] for kernel, ones in expected.items()}
+    for text in (aot_table.markdown_versions(table, oldest()), cards.markdown(of_cards)):
+        assert [line.split(" | ")[0][2:] for line in text.splitlines()[2:]] == list(expected)
+
+
+def test_page_names_every_target() -> None:
+    page = (ROOT / "docs" / "kernels" / "ahead_of_time.md").read_text(encoding="utf-8")
+    assert not [name for name in EVERY if f"`{name}`" not in page]
+    assert f"## Triton {oldest()['triton']}" in page
 
 
 def oldest() -> dict[str, Any]:

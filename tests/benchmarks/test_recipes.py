@@ -208,10 +208,9 @@ def test_tables(tmp_path: Path) -> None:
     made = report.tables(report.stored(file))
     assert "| [wnut17](#wnut17) | f1 | 0.45 ± 0.071 (2) | 1.5 | 0.3 | 1.5 |" in made["all"]
     assert made["wnut17"].splitlines()[2:] == [
-        "| bert_fast | 0 | 0.4 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
-        "| bert_fast | 1 | 0.5 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
-        "| transformers | 0 | 0.3 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 | 2,000 | 90 | 100 | 1 |",
-        "| transformers, padding masked | 0 | 0.2 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 | 100 | 1 |",
+        "| bert_fast | 0.45 ± 0.071 (2) | 0.5 ± 0 (2) | 0.25 ± 0 (2) | 1.5 ± 0 (2) | 1,000 | 1,234 |  | 90 |",
+        "| transformers | 0.3 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 | 2,000 | 90 |",
+        "| transformers, padding masked | 0.2 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 |",
     ]
     assert made["swag"] == "Nothing is stored."
     assert report.stored(tmp_path / "none.jsonl") == {}

@@ -69,6 +69,9 @@ def test_nothing_is_listed_twice_and_the_total_is_the_sum(lists: dict[str, Any])
     names = {name for one in lists["transformers"] for name in one.saved_by}
     assert {"softmax", "gelu", "native_layer_norm"} <= names
     assert all("softmax" not in one.made_by for one in lists["bert_fast"])
+    parts = [float(part.rsplit(" ", 1)[1]) for part in command.by_op(lists["transformers"]).split(", ")]
+    assert parts == sorted(parts, reverse=True)
+    assert sum(parts) == pytest.approx(sum(one.nbytes for one in lists["transformers"]) / 2**20, abs=0.05 * len(parts))
 
 
 def test_the_page_has_the_list(lists: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def test_unknown_check_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_rest_of_a_row_waits_for_what_it_needs() -> None:
     commands = {name: [sys.executable, "-c", code] for name, code in (("a", ""), ("b", "exit(3)"), ("c", ""))}
-    assert [(run.name, run.status) for run in check._run_until_failure(commands)] == [("a", 0), ("b", 3)]
+    assert [(run.name, run.status) for run in check.run_until_failure(commands)] == [("a", 0), ("b", 3)]
 
 
 def test_rows_run_side_by_side_and_show_their_output_in_one_piece(

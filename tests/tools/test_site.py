@@ -1,5 +1,8 @@
 """The site, as far as that needs nothing of its environment: what it fetches, names, pages, anchors."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,32 @@ def test_links_out_of_the_site_become_text(tmp_path: Path) -> None:
     page.write_text("[in](other.md#x), [out](../setup.py), [web](https://a.example), ![picture](p.svg)")
     expected = "[in](other.md#x), out, [web](https://a.example), ![picture](p.svg)"
     assert pages.without_links_out(page, {page, other}) == expected
+
+
+def test_pages_are_staged_with_their_tables_by_the_standard_library_alone(tmp_path: Path) -> None:
+    """The site's environment has none of the packages that the kernels need: -S takes all packages away."""
+    code = (
+        f"from tools.site import pages; pages.STAGED = pages.Path({str(tmp_path / 'staged')!r}); print(pages.stage())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=pages.ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    staged = {path.relative_to(tmp_path / "staged").as_posix(): path for path in (tmp_path / "staged").rglob("*.md")}
+    assert int(done.stdout) == len(staged)
+    texts = {name: path.read_text(encoding="utf-8") for name, path in staged.items()}
+    assert not [name for name, text in texts.items() if "<!-- built:" in text]
+    sources = [path.read_text(encoding="utf-8") for path in (pages.ROOT / "docs").rglob("*.md")]
+    marks = [mark for text in sources for mark in re.findall("<!-- built: (.*) -->", text)]
+    assert sorted(marks) == sorted(pages.TABLES)
+    compiled = texts["docs/kernels/ahead_of_time.md"]
+    assert "### gemm\n" in compiled and "\n| lamb_update |" in compiled
+    assert "### sm_80, Triton" in texts["docs/witness.md"]
+
+
+def test_a_mark_of_no_table_is_an_error() -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        pages.with_tables("<!-- built: nothing -->")
 
 
 def test_every_public_name_says_what_it_is() -> None:

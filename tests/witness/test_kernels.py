@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kit.programs import kernel_digests
 from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kit.programs import kernel_digests
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
 from bert_fast.reference.layer_norm import LayerNorm
@@ -109,7 +109,6 @@ def test_every_kernel_was_run_as_it_is_now(name: str) -> None:
 
 def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "RECORD_PATH", tmp_path / "record.json")
-    monkeypatch.setattr(record, "PAGE_PATH", tmp_path / "page.md")
     sources = {"first_kernel": "1", "second_kernel": "2", "third_kernel": "3"}
 
     def line(case: str, *kernels: str, **changes: Any) -> dict[str, Any]:
@@ -134,9 +133,12 @@ def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytes
     assert list(record.read()["sm_90"]["cases"]) == ["a", "c"], "what is wrong is in no record"
 
 
-def test_page_is_that_of_the_record() -> None:
+def test_markdown_has_every_case_and_kernel() -> None:
     runs = record.read()
-    assert record.PAGE_PATH.read_text() == record.page(runs), "run make witness"
+    rows = [line.split(" | ")[0][2:] for line in record.markdown(runs).splitlines() if line.startswith("| ")]
+    cases = [["case", "---", *run["cases"]] for run in runs.values()]
+    kernels = sorted({f"`{kernel}`" for run in runs.values() for kernel in run["kernels"]})
+    assert rows == [*(row for table in cases for row in table), "kernel", "---", *kernels]
     assert all(0.0 <= (case["share"] or 0.0) <= 1.0 for run in runs.values() for case in run["cases"].values())
 
 

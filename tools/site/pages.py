@@ -1,21 +1,35 @@
 """Which pages the site has, in which order, and where they come from.
 
-Pages lie in build/site_sources as they do in the repository, so that links lead where they lead there. Beside them a
-page of reference is made for each public module.
+    python -m tools.site.pages docs/kernels/ahead_of_time.md    prints a page as the site shows it, with its tables
+
+Pages lie in build/site_sources as they do in the repository, so that links keep their targets. A mark in a page,
+`<!-- built: NAME -->`, is replaced by a table that is made from a stored record. Each public module gets a page of
+reference besides. All of this needs the standard library only.
 """
 
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aot import cards
+from benchmarks.aot import table as aot_table
 from tools.site.public_names import PARTS, ROOT, public_names
+from tools.witness import record
 
 STAGED = ROOT / "build" / "site_sources"
 STYLE = ROOT / "tools" / "site" / "site.css"
 PROJECT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_BUILT = re.compile(r"<!-- built: (\w+) -->")
+TABLES: dict[str, Callable[[], str]] = {
+    "kernels": lambda: aot_table.markdown(aot_table.read()),
+    "oldest_triton": lambda: aot_table.markdown_versions(aot_table.read(), aot_table.read(aot_table.OLDEST_PATH)),
+    "cards": lambda: cards.markdown(cards.read()),
+    "witness": lambda: record.markdown(record.read()),
+}
 
 GUIDES = {
     "Accelerate what you have": ["docs/migration.md", "docs/families.md"],
@@ -36,7 +50,7 @@ RESULTS = [
 ABOUT = [
     "docs/architecture.md", "docs/programs.md", "docs/environment.md",
     "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
-    "docs/witness_results.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
+    "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
 ]  # fmt: skip
 
 
@@ -71,7 +85,7 @@ def stage() -> int:
         target = STAGED / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
-            target.write_text(without_links_out(path, set(sources)), encoding="utf-8")
+            target.write_text(with_tables(without_links_out(path, set(sources))), encoding="utf-8")
         else:
             shutil.copyfile(path, target)
     shutil.copyfile(STYLE, STAGED / STYLE.name)
@@ -79,6 +93,11 @@ def stage() -> int:
     for part in PARTS:
         (STAGED / _reference(part.module)).write_text(reference_of(part.module), encoding="utf-8")
     return sum(1 for _ in STAGED.rglob("*.md"))
+
+
+def with_tables(text: str) -> str:
+    """The text of a page, in which each mark is the table that it names. KeyError where there is no such table."""
+    return _BUILT.sub(lambda mark: TABLES[mark[1]](), text)
 
 
 def without_links_out(page: Path, sources: set[Path]) -> str:
@@ -104,3 +123,8 @@ def reference_of(module: str) -> str:
         else:
             lines += ["", f"::: {name.defined}"]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(with_tables((ROOT / name).read_text(encoding="utf-8")), end="")

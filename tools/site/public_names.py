@@ -43,28 +43,27 @@ PARTS = (
     Part("bert_fast.errors", "Exceptions"),
 )  # fmt: skip
 
-# Why names left -> the names -> where they are, or what to use instead.
+# Why names left -> the names -> where they are, or what to use instead; of several, in their order.
 LEFT = {
-    "transformers' Trainer does this work, and the `Trainer` is a subclass of it": {
+    "transformers' Trainer does it": {
         "training.TrainingConfig": "`training.TrainingArguments`; fields have transformers' names",
-        "training.TrainingResult": "what `Trainer.train` and `Trainer.evaluate` return, as in transformers",
+        "training.TrainingResult, training.Evaluation": "what `Trainer.train` and `Trainer.evaluate` return",
         "training.Task": "`train_dataset`, `eval_dataset` and `compute_metrics` of the `Trainer`",
         "training.Predictions": "arrays over all examples, as `Trainer.predict` returns them",
-        "training.Evaluation": "the metrics that `Trainer.evaluate` returns",
         "training.Observer, training.Step, training.Plan": "`transformers.TrainerCallback`",
         "recipes.Settings, recipes.run": "`bert_fast.training.Trainer`, or the commands with `--config`",
         "recipes.SettingsError": "`ValueError`; of a file `SourceError`",
         "recipes.plan_text": "nothing; `Batches.plan` says what an epoch is made of",
         "recipes.TrainedModel": "`bert-fast predict`, or `Trainer.predict` and `rows` of the task",
         "reporting.MetricsLog, reporting.read_metrics": "`log_history` in trainer_state.json",
-        "reporting.ReportPage, reporting.write_report": "curves.png, which the commands draw; TensorBoard",
+        "reporting.ReportPage, reporting.write_report, bert-fast report": "curves.png, which the commands draw",
         "reporting.RunDirectory": "the folder as transformers leaves it",
         "reporting.ProgressLine, reporting.TensorBoardLog, reporting.default_observers": "transformers' callbacks",
         "reporting.model_flops, reporting.peak_flops": "nothing",
-        "bert-fast report": "curves.png, which the commands draw",
         "bert-fast evaluate": "`bert-fast predict RUN FILE --evaluate`",
+        "bert-fast verify": "`TokenStore.verify` for stores; nothing for checkpoints, which have no digests",
     },
-    "a single class holds the examples of all tasks, and a task reads them": {
+    "one class holds the examples of all tasks": {
         "data.ClassificationSource, tasks.ClassificationTask": "`training.tasks.classification.Classification`",
         "data.MultipleChoiceSource, tasks.MultipleChoiceTask": "`training.tasks.multiple_choice.MultipleChoice`",
         "data.QuestionAnsweringSource, tasks.QuestionAnsweringTask": (
@@ -77,34 +76,25 @@ LEFT = {
     "only the command needs them": {
         "recipes.SIZES, recipes.make_config": "moved to `bert_fast.cli.pretrain`; may change without notice",
     },
-    "checkpoints are transformers', which have no digests": {
-        "bert-fast verify": "`TokenStore.verify` for stores; nothing for checkpoints",
-    },
-    "the demo is an example, not a part of the package": {
-        "bert-fast demo": "`make demo`, which runs examples/demo.py",
-    },
-    "sentence-transformers does it, on models that `fuse` makes fast": {
-        "bert-fast embed": "`SentenceTransformer.encode` on a fused model",
-        "bert-fast search": "`sentence_transformers.util.semantic_search`",
-        "bert-fast mine": "`sentence_transformers.util.mine_hard_negatives`",
-        "bert-fast finetune embed": "`SentenceTransformerTrainer` on a fused model",
-        "bert-fast finetune rerank": "`CrossEncoderTrainer` on a fused model",
+    "it is an example": {"bert-fast demo": "`make demo`, which runs examples/demo.py"},
+    "sentence-transformers does it": {
+        "bert-fast embed, recipes.embed_files": "`SentenceTransformer.encode` on a fused model",
+        "bert-fast search, recipes.Index, recipes.search": "`sentence_transformers.util.semantic_search`",
+        "bert-fast mine, recipes.Limits, recipes.Mined, recipes.mine": (
+            "`sentence_transformers.util.mine_hard_negatives`"
+        ),
+        "bert-fast finetune embed, bert-fast finetune rerank": (
+            "`SentenceTransformerTrainer`, `CrossEncoderTrainer` on a fused model"
+        ),
         "recipes.CrossEncoder": "`bert_fast.fuse(sentence_transformers.CrossEncoder(...))`",
         "recipes.Embedder": "`bert_fast.fuse(SentenceTransformer(...))`, or `bert_fast.BertForTextEmbedding`",
-        "recipes.embed_files": "`SentenceTransformer.encode` on a fused model, a part of the texts at a time",
-        "recipes.Index, recipes.search": "`sentence_transformers.util.semantic_search`",
         "recipes.read_corpus": "reading the lines of the file",
-        "recipes.Limits, recipes.Mined, recipes.mine": "`sentence_transformers.util.mine_hard_negatives`",
-        "losses.contrastive": "`ContrastiveLoss`",
-        "losses.cosent": "`CoSENTLoss`",
-        "losses.cosine_mse": "`CosineSimilarityLoss`",
-        "losses.margin_mse": "`MarginMSELoss`",
-        "losses.matryoshka": "`MatryoshkaLoss`",
-        "losses.triplet": "`TripletLoss`",
-        "losses.list_margin_mse": "`MarginMSELoss` of cross-encoders",
-        "losses.list_softmax": "`ListNetLoss` of cross-encoders",
-        "losses.score_cross_entropy": "`BinaryCrossEntropyLoss` of cross-encoders",
-        "losses.score_mse": "`MSELoss` of cross-encoders",
+        "losses.contrastive, losses.cosent, losses.cosine_mse": (
+            "`ContrastiveLoss`, `CoSENTLoss`, `CosineSimilarityLoss`"
+        ),
+        "losses.margin_mse, losses.matryoshka, losses.triplet": "`MarginMSELoss`, `MatryoshkaLoss`, `TripletLoss`",
+        "losses.list_margin_mse, losses.list_softmax": "`MarginMSELoss`, `ListNetLoss` of cross-encoders",
+        "losses.score_cross_entropy, losses.score_mse": "`BinaryCrossEntropyLoss`, `MSELoss` of cross-encoders",
     },
     "backward by parts is the loss's own backward": {
         "losses.cached_backward": "`losses.cached_loss`, with an ordinary `backward`",
@@ -221,11 +211,12 @@ def render() -> str:
         rows = [f"| `{n.name}` | {n.says.replace('|', '&#124;')} | {n.stability} |" for n in public_names(part)]
         head = f"## {part.module}\n{part.title}.\n\n| name | what | stability |\n| --- | --- | --- |\n"
         parts.append(head + "\n".join(rows) + "\n")
-    parts.append(LEFT_HEAD)
-    for reason, left in LEFT.items():
-        rows = [f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {use} |" for names, use in left.items()]
-        head = f"Because {reason}:\n\n| name | now |\n| --- | --- |\n"
-        parts.append(head + "\n".join(rows) + "\n")
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {use} | {reason} |"
+        for reason, left in LEFT.items()
+        for names, use in left.items()
+    ]
+    parts.append(f"{LEFT_HEAD}\n| name | now | because |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 

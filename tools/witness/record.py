@@ -1,6 +1,6 @@
-"""What the witness ran: kernels with the source they had, cases with their errors; as JSON and as a page.
+"""What the witness ran: kernels with the source they had, cases with their errors; as JSON and as Markdown.
 
-A record belongs to a processor, and one to the oldest Triton that is supported.
+A record belongs to a processor, and one to the oldest Triton that is supported. Reading it needs no package.
 """
 
 import json
@@ -14,10 +14,9 @@ from benchmarks.kit.programs import kernel_digests
 if TYPE_CHECKING:  # bert_fast is imported later, with a GPU's answers
     from bert_fast.testing.compare import Comparison
 
-__all__ = ["PAGE_PATH", "RECORD_PATH", "figures", "name_of", "page", "read", "up_to_date", "write"]
+__all__ = ["RECORD_PATH", "figures", "markdown", "name_of", "read", "up_to_date", "write"]
 
 RECORD_PATH = Path(__file__).parent / "record.json"
-PAGE_PATH = Path(__file__).parents[2] / "docs" / "witness_results.md"
 _COLUMNS = ("kernels", "programs", "output", "worst", "rms", "share", "seconds")
 
 
@@ -63,7 +62,7 @@ def up_to_date(device: str, triton_version: str) -> set[str]:
 
 
 def write(device: str, triton_version: str, lines: Sequence[dict[str, Any]], known: Set[str] = frozenset()) -> None:
-    """Puts what a run found right into the record, in the place of all but the `known` cases; makes the page anew."""
+    """Puts what a run found right into the record, in the place of all but the `known` cases."""
     right = [line for line in lines if line["ok"]]
     kernels = {name: source for line in right for name, source in line["kernels"].items()}
     cases = {line["case"].removeprefix("kernel/"): {c: line[c] for c in _COLUMNS} for line in right}
@@ -77,7 +76,6 @@ def write(device: str, triton_version: str, lines: Sequence[dict[str, Any]], kno
     run = {"triton": triton_version, "kernels": dict(sorted(kernels.items())), "cases": cases}
     runs = dict(sorted((read() | {name_of(device, triton_version): run}).items()))
     RECORD_PATH.write_text(_to_json(runs))
-    PAGE_PATH.write_text(page(runs))
 
 
 def _to_json(runs: dict[str, Any]) -> str:
@@ -95,23 +93,14 @@ def _to_json(runs: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-_HEAD = """# What the witness ran
-
-Written by `make witness` ([what that is](witness.md)). All of it came out right, by the tolerances that hold on a GPU.
-
-**output**: of a case's outputs and gradients the one whose error comes closest to what the table of tolerances allows;
-**worst** and **rms**: its errors beside fp64; **share** of what is allowed. **seconds**: of one core, with compiling.
-"""
-
-
-def page(runs: dict[str, Any]) -> str:
-    """Of the documentation: a table for each run, then what launched each kernel."""
-    lines = [_HEAD]
+def markdown(runs: dict[str, Any]) -> str:
+    """A section for each run with a table of its cases, then a table of how many cases ran each kernel."""
+    lines = []
     for name, run in runs.items():
         cases = run["cases"]
         programs, seconds = (sum(case[column] for case in cases.values()) for column in ("programs", "seconds"))
         lines += [
-            f"## {name.split(' ')[0]}, Triton {run['triton']}",
+            f"### {name.split(' ')[0]}, Triton {run['triton']}",
             f"{len(run['kernels'])} kernels, {len(cases)} cases, {programs:,} programs, {seconds:.0f} s.",
             "",
             "| case | kernels | programs | output | worst | rms | share | seconds |",
@@ -122,11 +111,11 @@ def page(runs: dict[str, Any]) -> str:
             cells = [text, str(len(case["kernels"])), f"{case['programs']:,}", *errors, f"{case['seconds']:.1f}"]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    lines += ["## Cases of each kernel", "", f"| kernel | {' | '.join(runs)} |", "| --- |" + " --- |" * len(runs)]
+    lines += ["### Cases of each kernel", "", f"| kernel | {' | '.join(runs)} |", "| --- |" + " --- |" * len(runs)]
     for kernel in sorted({kernel for run in runs.values() for kernel in run["kernels"]}):
         counts = [str(sum(kernel in case["kernels"] for case in run["cases"].values())) for run in runs.values()]
         lines.append(f"| `{kernel}` | {' | '.join(counts)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _number(value: float | None) -> str:

@@ -14,17 +14,15 @@ from bert_fast.data.files import column_texts, column_values, read_rows, value_e
 from bert_fast.data.sequences import Sequences
 from bert_fast.models import BertForSequenceClassification
 from bert_fast.numerals import table_number
-from bert_fast.tokenization import Tokenizer
+from bert_fast.training.tasks.task import Task, TaskArguments
 
 __all__ = ["Classification", "ClassificationArguments"]
 
 
 @dataclass
-class ClassificationArguments:
+class ClassificationArguments(TaskArguments):
     """Texts, or pairs of texts, each with a label or a number: TSV, CSV, JSON lines, Parquet."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Examples to learn from."})
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
     text_column_name: str = field(
         default="text", metadata={"help": "Column of the texts; of a file without a header its number, from 0."}
     )
@@ -38,29 +36,22 @@ class ClassificationArguments:
         check_count("max_seq_length", self.max_seq_length, 5)  # XLM-R's pairs have four special tokens
 
 
-class Classification:
+class Classification(Task):
     """The task of `BertForSequenceClassification`.
 
     Metrics of classes: accuracy; f1 (of two classes: that of labels[1]; of more: the mean over classes, "macro");
     matthews_correlation. Of numbers: pearson, spearman (0 where all predictions, or all labels, are the same), mse.
 
-    Args:
-        arguments: files and columns.
-        tokenizer: as the model's.
-        labels: names of the classes in the order of a model's outputs, one only for numbers; None: those of the first
-            labelled data that is read, sorted; whole numbers as numbers.
+    Labels that are not given are sorted, whole numbers as numbers. Of a task with numbers there is one label.
     """
 
     Arguments = ClassificationArguments
     model_class = BertForSequenceClassification
     metric_for_best_model = "accuracy"
-    greater_is_better = True
 
-    def __init__(
-        self, arguments: ClassificationArguments, tokenizer: Tokenizer, labels: list[str] | None = None
-    ) -> None:
-        self.arguments, self.tokenizer, self.labels = arguments, tokenizer, labels
-        self.is_regression = arguments.do_regression or (labels is not None and len(labels) == 1)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.is_regression = self.arguments.do_regression or (self.labels is not None and len(self.labels) == 1)
         if self.is_regression:
             self.metric_for_best_model = "pearson"
 
@@ -80,7 +71,7 @@ class Classification:
         return Examples(sequences, labels, rows=rows)
 
     def config(self) -> dict[str, Any]:
-        """Returns what the labels decide of a model's configuration."""
+        """See `Task.config`."""
         if self.is_regression:
             return {"num_labels": 1, "problem_type": "regression"}
         return {"id2label": dict(enumerate(self.labels or [])), "problem_type": "single_label_classification"}

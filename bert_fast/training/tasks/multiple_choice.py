@@ -22,7 +22,7 @@ from bert_fast.data.examples import Examples
 from bert_fast.data.files import column_texts, column_values, read_rows, value_error
 from bert_fast.data.sequences import Sequences
 from bert_fast.models import BertForMultipleChoice
-from bert_fast.tokenization import Tokenizer
+from bert_fast.training.tasks.task import Task, TaskArguments
 
 __all__ = ["MultipleChoice", "MultipleChoiceArguments"]
 
@@ -31,11 +31,9 @@ _COPA = ["premise", "question", *(f"choice{number}" for number in range(1, 100))
 
 
 @dataclass
-class MultipleChoiceArguments:
+class MultipleChoiceArguments(TaskArguments):
     """Questions with several answers to choose from, as in SWAG and COPA: CSV, JSON lines, Parquet."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Examples to learn from."})
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
     label_column_name: str = field(default="label", metadata={"help": "Column of the right choices."})
     max_seq_length: int = field(default=128, metadata={"help": "Most tokens of a choice with its context."})
 
@@ -43,24 +41,12 @@ class MultipleChoiceArguments:
         check_count("max_seq_length", self.max_seq_length, 5)  # XLM-R's pairs have four special tokens
 
 
-class MultipleChoice:
-    """The task of `BertForMultipleChoice`; its metric is accuracy.
-
-    Args:
-        arguments: files and columns.
-        tokenizer: as the model's.
-        labels: not used; other tasks have names of labels.
-    """
+class MultipleChoice(Task):
+    """The task of `BertForMultipleChoice`; its metric is accuracy."""
 
     Arguments = MultipleChoiceArguments
     model_class = BertForMultipleChoice
     metric_for_best_model = "accuracy"
-    greater_is_better = True
-
-    def __init__(
-        self, arguments: MultipleChoiceArguments, tokenizer: Tokenizer, labels: list[str] | None = None
-    ) -> None:
-        self.arguments, self.tokenizer = arguments, tokenizer
 
     def read(self, data: Any, is_labelled: bool = True) -> Examples:
         """Returns the examples of a file, a `datasets.Dataset` or a list of mappings.
@@ -93,10 +79,6 @@ class MultipleChoice:
         firsts, seconds = map(list, zip(*pairs, strict=True))
         sequences = Sequences.joined(self.tokenizer, firsts, seconds, max_length=self.arguments.max_seq_length)
         return Examples(sequences, labels, len(columns) - 2, rows)
-
-    def config(self) -> dict[str, Any]:
-        """Returns what the examples decide of a model's configuration: nothing."""
-        return {}
 
     def metrics(self, examples: Examples, predictions: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
         """Returns the accuracy of logits [n, num_choices]."""

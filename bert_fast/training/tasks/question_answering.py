@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from bert_fast.checks import check_count, check_flag, check_number
-from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.data.examples import Examples
 from bert_fast.data.question_answering import read_questions, split_into_windows
 from bert_fast.models import BertForQuestionAnswering
-from bert_fast.tokenization import Tokenizer
+from bert_fast.training.tasks.task import Task, TaskArguments
 
 __all__ = ["QuestionAnswering", "QuestionAnsweringArguments"]
 
@@ -19,11 +18,9 @@ _WORST = -1e30  # in place of a score that is no number; two of them added are s
 
 
 @dataclass
-class QuestionAnsweringArguments:
+class QuestionAnsweringArguments(TaskArguments):
     """Questions about texts, with answers: JSON as SQuAD has it, or JSON lines or Parquet of its columns."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Questions to learn from."})
-    validation_file: str | None = field(default=None, metadata={"help": "Questions to judge by."})
     max_seq_length: int = field(default=384, metadata={"help": "Most tokens of question and window of the context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows share."})
     n_best_size: int = field(default=20, metadata={"help": "How many possible answers to a question are listed."})
@@ -41,28 +38,16 @@ class QuestionAnsweringArguments:
         check_number("null_score_diff_threshold", self.null_score_diff_threshold)
 
 
-class QuestionAnswering:
+class QuestionAnswering(Task):
     """The task of `BertForQuestionAnswering`; an example is a window over the context of a question.
 
     Metrics, from 0 to 1: exact_match and f1 (of words), means over questions by the rules of SQuAD's scripts. They do
     not know where words end in text without spaces: an answer in Chinese is one word.
-
-    Args:
-        arguments: see `QuestionAnsweringArguments`.
-        tokenizer: as the model's.
-        labels: not used: answers are texts. All tasks have this argument.
     """
 
     Arguments = QuestionAnsweringArguments
     model_class = BertForQuestionAnswering
     metric_for_best_model = "f1"
-    greater_is_better = True
-
-    def __init__(
-        self, arguments: QuestionAnsweringArguments, tokenizer: Tokenizer, labels: list[str] | None = None
-    ) -> None:
-        check_tokenizer_kind(tokenizer)
-        self.arguments, self.tokenizer = arguments, tokenizer
 
     def read(self, data: Any, is_labelled: bool = True) -> Examples:
         """Returns the windows of questions: see `split_into_windows`.
@@ -74,10 +59,6 @@ class QuestionAnswering:
         options = self.arguments
         questions = read_questions(data, is_labelled, options.version_2_with_negative)
         return split_into_windows(questions, self.tokenizer, options.max_seq_length, options.doc_stride)
-
-    def config(self) -> dict[str, Any]:
-        """Returns {}: examples decide nothing of the model."""
-        return {}
 
     def metrics(self, examples: Examples, predictions: Any, label_ids: Any = None) -> dict[str, float]:
         """Returns the metrics of predictions, see `rows`; the right answers are those of the examples, not `label_ids`.

@@ -24,7 +24,7 @@ from bert_fast.data.records import JSON_LINES, ending_of
 from bert_fast.data.sequences import Sequences
 from bert_fast.errors import SourceError
 from bert_fast.models import BertForTokenClassification
-from bert_fast.tokenization import Tokenizer
+from bert_fast.training.tasks.task import Task, TaskArguments
 
 __all__ = ["TokenClassification", "TokenClassificationArguments"]
 
@@ -33,11 +33,9 @@ _ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
 @dataclass
-class TokenClassificationArguments:
+class TokenClassificationArguments(TaskArguments):
     """Words that each have a label: CoNLL columns, or JSON lines or Parquet with lists of words and labels."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Examples to learn from."})
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to judge by."})
     text_column_name: str = field(default="tokens", metadata={"help": "Column of the lists of words."})
     label_column_name: str = field(default="ner_tags", metadata={"help": "Column of the lists of labels."})
     word_column: int = field(default=0, metadata={"help": "CoNLL column of the words, from 0."})
@@ -50,27 +48,18 @@ class TokenClassificationArguments:
         check_count("max_seq_length", self.max_seq_length, 3)  # two are special
 
 
-class TokenClassification:
+class TokenClassification(Task):
     """The task of `BertForTokenClassification`.
 
     Metrics: accuracy, the share of words with the right label. Where all labels are O, B-x, I-x (or E-x, S-x), also
     precision, recall and f1 of whole entities by seqeval: one is right if its first word, its last word and its type
     are. All words count: one of which no token is left has the answer "O".
 
-    Args:
-        arguments: files and columns.
-        tokenizer: as the model's.
-        labels: in the order of a model's outputs; None: those of the first labelled data that is read, "O" first.
+    Labels that are not given are sorted by what follows "B-" and the like, "O" first.
     """
 
     Arguments = TokenClassificationArguments
     model_class = BertForTokenClassification
-    greater_is_better = True
-
-    def __init__(
-        self, arguments: TokenClassificationArguments, tokenizer: Tokenizer, labels: list[str] | None = None
-    ) -> None:
-        self.arguments, self.tokenizer, self.labels = arguments, tokenizer, labels
 
     @property
     def metric_for_best_model(self) -> str:
@@ -105,7 +94,7 @@ class TokenClassification:
         return Examples(sequences, labels, 1, rows, row_of, details, per_token=("labels", "word_of"))
 
     def config(self) -> dict[str, Any]:
-        """Returns what the labels decide of a model's configuration."""
+        """See `Task.config`."""
         return {"id2label": dict(enumerate(self.labels or []))}
 
     def metrics(self, examples: Examples, predictions: np.ndarray, label_ids: np.ndarray) -> dict[str, float]:
