@@ -4,6 +4,7 @@
 `aot_cases()` in its file of `benchmarks/families`.
 """
 
+import functools
 import hashlib
 import importlib
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from unittest import mock
 import torch
 
 from benchmarks.kernels.case import AotCase
+from benchmarks.kit.programs import PACKAGE, digest
 from benchmarks.registry import family_names
 
 
@@ -35,15 +37,24 @@ class Launch:
 
     @property
     def identity(self) -> str:
-        """Hash of everything that decides what is compiled, the source of the kernel and of its helpers included."""
+        """Hash of everything that decides what is compiled, the programs of the kernel and of its helpers included."""
         constants = {name: _stable(value) for name, value in self.constants.items()}
-        parts = (self.kernel.cache_key, self.signature, constants, self.divisible_by_16, sorted(self.options.items()))
+        parts = (_stable(self.kernel), self.signature, constants, self.divisible_by_16, sorted(self.options.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def _stable(value: object) -> object:
-    """A constant as text that is the same in every process; functions by their source."""
-    return getattr(value, "cache_key", value)
+def _stable(value: Any) -> object:
+    """A function of Triton's, or another constant, as text that is the same in every process.
+
+    Functions of bert_fast by what they are made of (benchmarks/kit/programs.py), others by Triton's hash of the source.
+    """
+    if not hasattr(value, "cache_key"):
+        return value
+    package, _, file = value.__module__.rpartition(".")
+    return _program(file, value.__name__) if package == PACKAGE else value.cache_key
+
+
+_program = functools.cache(digest)  # what was imported stays as it is
 
 
 _TYPES = {
