@@ -40,6 +40,15 @@ class Launch:
         parts = (self.kernel.cache_key, self.signature, constants, self.divisible_by_16, sorted(self.options.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Kernels do not pickle: another process imports them by name."""
+        place = self.kernel.fn.__module__, self.kernel.fn.__name__
+        return _unpickled, (*place, self.signature, self.constants, self.divisible_by_16, self.options)
+
+
+def _unpickled(module: str, name: str, *others: Any) -> Launch:
+    return Launch(getattr(importlib.import_module(module), name), *others)
+
 
 def _stable(value: object) -> object:
     """A constant as text that is the same in every process; functions by their source."""
