@@ -1,5 +1,6 @@
 """Shared fixtures: seeds, real data beside the project, real weights."""
 
+import atexit
 import contextlib
 import gc
 import importlib.util
@@ -32,6 +33,7 @@ def pytest_configure() -> None:
     with contextlib.suppress(ValueError):  # not in the main thread
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit.register(gc.unfreeze)  # Python frees the modules that `_freeze` kept; else extension modules report leaks
     if SETTINGS.triton_interpret:
         spare_repetition()
 
@@ -77,11 +79,6 @@ def _freeze() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """So that extension modules are freed when Python ends; nanobind's report what is not."""
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What the server of `process_server.py` imports, so that its children need not: most of what tests import."""
 
+import atexit
 import contextlib
 import gc
 import os
@@ -21,3 +22,4 @@ with contextlib.suppress(ImportError):
 
 gc.collect()
 gc.freeze()  # a child neither visits what its server imported nor copies the memory that it lies in
+atexit.register(gc.unfreeze)  # as in `conftest.py`
