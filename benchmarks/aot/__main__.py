@@ -78,7 +78,7 @@ def measured(
     with contextlib.closing(line):
         if verbose:
             line.open(is_patient=True)
-        rows = with_dropout_cost(measure(wanted, tuple(families), report, known))
+        rows = with_dropout_cost(measure(wanted, report, known))
     return {"triton": triton.__version__, "kernels": rows}
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.aot import listings
 from benchmarks.aot.device import CARDS, EVERY
 from benchmarks.aot.hazards import hazards_of
-from benchmarks.aot.launches import Configuration, configurations
+from benchmarks.aot.launches import Configuration, Launch
 from benchmarks.kit.record import ROOT
 
 CACHE_DIR = ROOT / "build" / "aot"
@@ -37,13 +37,12 @@ def available_cores() -> int:
 
 def measure(
     wanted: dict[str, list[Configuration]],
-    families: tuple[str, ...],
     report: Callable[[int, int], None] = lambda done, total: None,
     known: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Row of the table for every configuration and target; only what is neither known nor remembered is compiled.
 
-    wanted: target -> some of `configurations(families, target)`. Rows come configuration by configuration.
+    wanted: target -> some of its `configurations`. Rows come configuration by configuration.
     report: called with (number compiled, number to compile) as compilations end.
     known: code of `code_of` -> its row.
 
@@ -62,7 +61,8 @@ def measure(
     missing = [job for job in files if job not in rows]
     if missing:
         CACHE_DIR.mkdir(parents=True, exist_ok=True)
-        for number, (job, row) in enumerate(_compile_all(_slow_first(missing), families), start=1):
+        launches = {job: chosen[job].launch for job in _slow_first(missing)}
+        for number, (job, row) in enumerate(_compile_all(launches), start=1):
             _write(files[job], row)
             rows[job] = row
             report(number, len(missing))
@@ -78,12 +78,12 @@ def measure(
     }
 
 
-def _compile_all(jobs: list[Job], families: tuple[str, ...]) -> Iterable[tuple[Job, dict[str, Any]]]:
-    batches = _batches(jobs)
+def _compile_all(launches: dict[Job, Launch]) -> Iterable[tuple[Job, dict[str, Any]]]:
+    batches = _batches([*launches])
     workers = min(available_cores(), len(batches))
     # Started afresh, not forked: a fork of a process that has run torch may hold locks of threads that are not there.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_compile, batch, families): batch for batch in batches}
+        futures = {pool.submit(_compile, batch, [launches[job] for job in batch]): batch for batch in batches}
         try:
             for future in as_completed(futures):
                 yield from zip(futures[future], future.result(), strict=True)
@@ -100,14 +100,8 @@ def _batches(jobs: list[Job]) -> list[list[Job]]:
     return sorted(batches, key=lambda batch: jobs.index(batch[0]))
 
 
-@functools.cache
-def _configurations_of(families: tuple[str, ...], target: str) -> dict[str, Configuration]:
-    """In a worker: kernels do not pickle, so each worker calls the launchers for itself, once for every target."""
-    return {one.name: one for one in configurations(families, target)}
-
-
-def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Rows of kernels for one target."""
+def _compile(jobs: list[Job], launches: list[Launch]) -> list[dict[str, Any]]:
+    """Rows of kernels for one target, in a worker."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -116,9 +110,8 @@ def _compile(jobs: list[Job], families: tuple[str, ...]) -> list[dict[str, Any]]
     target = EVERY[target_name]
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     compiled, seconds = [], []
-    for name, _ in jobs:
+    for (name, _), launch in zip(jobs, launches, strict=True):
         start = sum(os.times()[:4])  # of this process and those that it started
-        launch = _configurations_of(families, target_name)[name].launch
         index = launch.kernel.arg_names.index
         source = ASTSource(
             fn=launch.kernel,

@@ -27,12 +27,12 @@ def _products(dtype: torch.dtype, act: str) -> dict[str, Callable[..., object]]:
     """Name -> a product of BERT's layers as a function of the tile (keyword)."""
     from bert_fast.kernels import _gemm
 
-    x = torch.zeros(_TOKENS, _HIDDEN, dtype=dtype)
-    up = torch.zeros(_INTERMEDIATE, _HIDDEN, dtype=dtype)
-    down = torch.zeros(_HIDDEN, _INTERMEDIATE, dtype=dtype)
-    wide = torch.zeros(_TOKENS, _INTERMEDIATE, dtype=dtype)
-    bias = torch.zeros(_INTERMEDIATE)
-    sums = torch.zeros(_INTERMEDIATE, _HIDDEN)
+    x = torch.empty(_TOKENS, _HIDDEN, dtype=dtype)
+    up = torch.empty(_INTERMEDIATE, _HIDDEN, dtype=dtype)
+    down = torch.empty(_HIDDEN, _INTERMEDIATE, dtype=dtype)
+    wide = torch.empty(_TOKENS, _INTERMEDIATE, dtype=dtype)
+    bias = torch.empty(_INTERMEDIATE)
+    sums = torch.empty(_INTERMEDIATE, _HIDDEN)
 
     def kept(**tile: object) -> object:
         return _gemm.product_activation(x, up.t(), bias, act, True, **tile)

@@ -42,6 +42,15 @@ class Launch:
         parts = (_stable(self.kernel), self.signature, constants, self.divisible_by_16, sorted(self.options.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Kernels do not pickle: another process imports them by name."""
+        place = self.kernel.fn.__module__, self.kernel.fn.__name__
+        return _unpickled, (*place, self.signature, self.constants, self.divisible_by_16, self.options)
+
+
+def _unpickled(module: str, name: str, *others: Any) -> Launch:
+    return Launch(getattr(importlib.import_module(module), name), *others)
+
 
 def _stable(value: Any) -> object:
     """A function of Triton's, or another constant, as text that is the same in every process.

@@ -369,7 +369,7 @@ def _launch(
     """
     from bert_fast.kernels import attention as family
 
-    q, k, v = torch.zeros(512, 3, 12, head_dim, dtype=dtype).unbind(1)
+    q, k, v = torch.empty(512, 3, 12, head_dim, dtype=dtype).unbind(1)
     cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     coords = torch.zeros(512, 2, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None

@@ -135,18 +135,18 @@ def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
     compiled: list[Any] = []
 
-    def compile_all(jobs: list[Any], families: tuple[str, ...]) -> Any:
-        compiled.extend(jobs)
-        return [(job, {"registers": 10, "seconds": 0.5}) for job in jobs]
+    def compile_all(launches: dict[Any, Any]) -> Any:
+        compiled.extend(launches)
+        return [(job, {"registers": 10, "seconds": 0.5}) for job in launches]
 
     monkeypatch.setattr(aot_compile, "_compile_all", compile_all)
     [one] = named(monkeypatch, a=family(AotCase("H=16", None, launch, {}, {})))
-    first = aot_compile.measure({"sm_80": [one], "sm_90": [one]}, ("a",))
+    first = aot_compile.measure({"sm_80": [one], "sm_90": [one]})
     assert list(first) == ["scale H=16 sm_80", "scale H=16 sm_90"] and len(compiled) == 2
-    assert aot_compile.measure({"sm_90": [one]}, ("a",))["scale H=16 sm_90"] == first["scale H=16 sm_90"]
+    assert aot_compile.measure({"sm_90": [one]})["scale H=16 sm_90"] == first["scale H=16 sm_90"]
     assert len(compiled) == 2
     monkeypatch.setattr(triton, "__version__", "another")
-    aot_compile.measure({"sm_90": [one]}, ("a",))
+    aot_compile.measure({"sm_90": [one]})
     assert len(compiled) == 3
     assert json.loads((tmp_path / "seconds.json").read_text()) == {"scale H=16 sm_80": 0.5, "scale H=16 sm_90": 0.5}
 
@@ -154,15 +154,15 @@ def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
 def test_what_is_known_by_its_code_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
     compiled: list[Any] = []
-    monkeypatch.setattr(aot_compile, "_compile_all", lambda jobs, families: compiled.extend(jobs) or ())
+    monkeypatch.setattr(aot_compile, "_compile_all", lambda launches: compiled.extend(launches) or ())
     cases = AotCase("H=16", None, launch, {}, {}), AotCase("H=32", None, lambda: launch(32), {}, {})
     one, other = named(monkeypatch, a=family(*cases))
     known = {aot_compile.code_of(one, "sm_90"): {"registers": 7}}
-    [row] = aot_compile.measure({"sm_90": [one]}, ("a",), known=known).values()
+    [row] = aot_compile.measure({"sm_90": [one]}, known=known).values()
     assert row["registers"] == 7 and row["code"] in known and not compiled
     for changed, target in ((other, "sm_90"), (one, "sm_80")):
         with pytest.raises(KeyError):  # nothing came back of what had to be compiled
-            aot_compile.measure({target: [changed]}, ("a",), known=known)
+            aot_compile.measure({target: [changed]}, known=known)
     assert compiled == [("scale H=32", "sm_90"), ("scale H=16", "sm_80")]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import status
 from benchmarks.gpu.driver import Part, Process
 from benchmarks.kit.assembler import VARIABLES, use_assembler
 from benchmarks.kit.record import read_lines
@@ -32,7 +33,10 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_smoke_over_the_null_driver_by_another(tmp_path: Path) -> None:
-    """One that takes down what it is called with: it makes the kernel, which fits and launches."""
+    """One that takes down what it is called with: it makes the kernel, which fits and launches.
+
+    With a cache of its own, so that the kernel is compiled.
+    """
     own = (assembler((9, 0)) or "").split(" at ")[1]
     calls = tmp_path / "calls"
     other = script(tmp_path / "ptxas", f"echo \"$@\" >> '{calls}'\n'{own}' \"$@\" && echo another >> /dev/stderr")
@@ -44,6 +48,11 @@ def test_smoke_over_the_null_driver_by_another(tmp_path: Path) -> None:
     assert "--gpu-name=sm_90a" in calls.read_text()
     (line,) = read_lines(tmp_path / "smoke-sm-90.jsonl")
     assert line["ptxas"].endswith(f" at {other}") and line["capability"] == "9.0" and f"ptxas {line['ptxas']}" in said
+    assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
+    assert line["kernels"] == {"_dropout_kernel": status.source_hash("dropout")}
+    (compiled,) = line["compiled"]
+    assert compiled["kernel"] == "_dropout_kernel" and compiled["compile_s"] > 0 and compiled["registers"] > 16
+    assert compiled["spill_bytes"] == 0 and compiled["shared_bytes"] == 0 and compiled["warps"] >= 1
 
 
 def test_both_variables_name_it(tmp_path: Path) -> None:

@@ -59,22 +59,6 @@ def test_every_family_has_cases_in_bf16_and_where_it_drops_without_and_with() ->
         assert "p0.0" in variants and "p0.1" in variants
 
 
-@pytest.mark.slow
-def test_a_family_over_the_null_driver(tmp_path: Path) -> None:
-    """With a cache of its own, so that the kernel is compiled."""
-    said = over_null_driver(
-        "benchmarks.smoke", "--device", "sm_90", "--families", "dropout", "--results", str(tmp_path),
-        "--seconds", str(PATIENCE_S), TRITON_CACHE_DIR=str(tmp_path / "cache"),
-    )  # fmt: skip
-    assert said.splitlines()[-1] == "all is green: 1 cases green, 1 kernels launched"
-    (line,) = map(json.loads, (tmp_path / "smoke-sm-90.jsonl").read_text().splitlines())
-    assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
-    assert line["kernels"] == {"_dropout_kernel": programs.digest("dropout", "_dropout_kernel")}
-    (compiled,) = line["compiled"]
-    assert compiled["kernel"] == "_dropout_kernel" and compiled["compile_s"] > 0 and compiled["registers"] > 16
-    assert compiled["spill_bytes"] == 0 and compiled["shared_bytes"] == 0 and compiled["warps"] >= 1
-
-
 def test_comparisons_are_taken_down_with_places_and_shares() -> None:
     truth = torch.randn(4, 5, dtype=torch.float64)
     plain = truth.float()

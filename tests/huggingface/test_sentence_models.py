@@ -333,7 +333,7 @@ def test_classes_of_pairs(minilm_dir: Path) -> None:
 def test_pools_of_processes(fused: Any, untouched: Any, rerankers: tuple[Any, Any], kind: str) -> None:
     model, other = (fused, untouched) if kind == "embeddings" else rerankers[::-1]
     inputs = TEXTS * 2 if kind == "embeddings" else [("q", text) for text in TEXTS]
-    pool = model.start_multi_process_pool(["cpu", "cpu"])
+    pool = model.start_multi_process_pool(["cpu"])
     try:
         call = "encode" if kind == "embeddings" else "predict"
         found = getattr(model, call)(inputs, pool=pool, chunk_size=5)

@@ -1,6 +1,8 @@
 """In-batch negatives of a SentenceTransformer: as its own losses, alone and in its Trainer."""
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ WRONG = ["a painter", "it is a house", "the sky is high", "twelve", "a year has 
 COLUMNS = (QUERIES, ANSWERS, WRONG)
 
 
-def _model(folder: Path, dropout: float = 0.0) -> Any:
+@cache
+def _loaded(folder: Path, dropout: float) -> Any:
     """MiniLM's first layer."""
     model = library.SentenceTransformer(
         str(folder), device="cpu",
@@ -28,7 +31,11 @@ def _model(folder: Path, dropout: float = 0.0) -> Any:
     )  # fmt: skip
     del model[0].model.encoder.layer[1:]
     model[0].model.config.num_hidden_layers = 1
-    return fuse(model.train())
+    return model
+
+
+def _model(folder: Path, dropout: float = 0.0) -> Any:
+    return fuse(copy.deepcopy(_loaded(folder, dropout)).train())
 
 
 def _step(model: Any, loss: Any, columns: Any = COLUMNS) -> dict[str, Tensor]:

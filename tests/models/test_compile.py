@@ -10,7 +10,7 @@ from torch import Tensor
 import bert_fast
 
 SIZES = dict(
-    vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
+    vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=40,
     max_position_embeddings=20, num_labels=3,
 )  # fmt: skip
 SEED = torch.tensor([77])
@@ -21,7 +21,7 @@ MEMORY, LABELS = torch.randn(2, 5, 32), torch.tensor([2, 0])
 
 def _model(name: str = "BertModel", **changes: Any) -> Any:
     if name == "decoder":
-        name, changes = "BertModel", {"is_decoder": True, "add_cross_attention": True, "num_hidden_layers": 1} | changes
+        name, changes = "BertModel", {"is_decoder": True, "add_cross_attention": True} | changes
     return getattr(bert_fast, name)(bert_fast.BertConfig(**{**SIZES, **changes})).train()
 
 
@@ -72,7 +72,8 @@ CALLS = {
 @pytest.mark.parametrize("case", CALLS)
 def test_one_graph_for_all_lengths(no_recompiles, case):
     name, make = CALLS[case]
-    model = _model(name)
+    # Two layers where the last is not as the others, and where it is; a graph of one is made in half the time.
+    model = _model(name, num_hidden_layers=2 if case in ("encoder, packed", "masked LM, padded") else 1)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in ([4, 3], [6, 9], [11, 2]):
         results = []

@@ -1,4 +1,6 @@
-"""What the tests run over the null driver, each in a process of its own: `python -m tests.null_driver.scenarios NAME`.
+"""What the tests run over the null driver, each in a process of its own.
+
+    python -m tests.null_driver.scenarios NAME [DEVICE] [--empty-kernels]
 
 Writes one line of JSON. A process has one device, and bert_fast once imported has the answers of one kind of device.
 """
@@ -248,9 +250,9 @@ def _forget() -> None:
     from bert_fast.kernels._programs import Programs
 
     for one in gc.get_objects():
-        if isinstance(one, LaunchPlan):
+        if type(one) is LaunchPlan:
             one._known.clear()
-        elif isinstance(one, Programs):
+        elif type(one) is Programs:
             one.forget()
     for name, module in [*sys.modules.items()]:
         if name.startswith("bert_fast.kernels."):
@@ -278,7 +280,10 @@ def compilations(driver: NullDriver) -> list[list[str]]:
 def one_step(driver: NullDriver) -> dict[str, Any]:
     """A step in half precision; one layer, since kernels have to be compiled for each device."""
     _run(make_step("BertForTokenClassification", num_layers=1), "BertForTokenClassification", WARM[0])
-    return {"kernels": driver.by_kernel(), "maps": driver.num_tensor_maps, "refusals": driver.refusals}
+    asked = [[one.kernel, *one.grid, one.threads] for one in driver.launches()]
+    return {
+        "kernels": driver.by_kernel(), "asked": asked, "maps": driver.num_tensor_maps, "refusals": driver.refusals,
+    }  # fmt: skip
 
 
 def refusals(driver: NullDriver) -> dict[str, str]:
@@ -408,10 +413,11 @@ SCENARIOS = (
 
 
 def main() -> None:
-    name, *device = sys.argv[1:]
+    name, *options = sys.argv[1:]
+    device = [one for one in options if one != "--empty-kernels"]
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    print(json.dumps(SCENARIOS[name](start(*device))))
+    print(json.dumps(SCENARIOS[name](start(*device, empties_kernels=device != options))))
 
 
 if __name__ == "__main__":

@@ -15,16 +15,26 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.patience import PATIENCE_S
 from tools.null_driver import build
 
-__all__ = ["run_command"]
+__all__ = ["run", "run_command"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEARED = ("TRITON_INTERPRET", "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
+
+
+def run(scenario: str, device: str = "sm_90", *, with_bodies: bool = True) -> Any:
+    """Returns what a scenario found.
+
+    with_bodies: of kernels. Scenarios that look at names, grids and parameters of launches run faster without.
+    """
+    options = [] if with_bodies else ["--empty-kernels"]
+    return json.loads(run_command("tests.null_driver.scenarios", scenario, device, *options).splitlines()[-1])
 
 
 def run_command(module: str, *arguments: str) -> str:

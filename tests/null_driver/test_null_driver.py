@@ -1,26 +1,19 @@
 """Compiled kernels over the driver that runs nothing: no bad launch, no needless compilation, nothing costs more."""
 
 import ast
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bert_fast import native
-from tests.null_driver.server import run_command
+from tests.null_driver.server import run
 from tools.null_driver import table
 from tools.null_driver.device_answers import answer_for_gpu
 from tools.null_driver.saved_bytes import layer_list
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
-
-
-def run(scenario: str, device: str = "sm_90") -> Any:
-    """What a scenario found, in a process of its own."""
-    return json.loads(run_command("tests.null_driver.scenarios", scenario, device).splitlines()[-1])
 
 
 def test_no_step_launches_more_than_was_written_down() -> None:
@@ -33,7 +26,7 @@ def test_no_step_launches_more_than_was_written_down() -> None:
 def test_a_layer_keeps_what_it_keeps_on_the_cpu() -> None:
     """In bf16. The page has the list."""
     pytest.importorskip("transformers", reason="the package transformers is not installed")
-    found, on_cpu = run("saved_bytes"), {name: tensor.nbytes for name, tensor in layer_list(1, 512)}
+    found, on_cpu = run("saved_bytes", with_bodies=False), {name: tensor.nbytes for name, tensor in layer_list(1, 512)}
     assert {name: nbytes for name, _, nbytes in found} == on_cpu
     text = (ROOT / "docs" / "saved_bytes.md").read_text(encoding="utf-8").split("## On a GPU")[1]
     rows = re.findall(r"\n\| (\w+) \|.*\| ([\d.]+) \|", text)
@@ -41,14 +34,14 @@ def test_a_layer_keeps_what_it_keeps_on_the_cpu() -> None:
 
 
 def test_lengths_compile_nothing_anew() -> None:
-    found = run("shapes")
+    found = run("shapes", with_bodies=False)
     assert {batch: kernels for batch, kernels in found["compiled"].items() if kernels} == {}
     assert found["refusals"] == [0, ""]
     assert len(found["compiled"]) > 30
 
 
 def test_nothing_is_left_to_compile_after_warm_up() -> None:
-    found = run("warm_up")
+    found = run("warm_up", with_bodies=False)
     assert {batch: kernels for batch, kernels in found["compiled"].items() if kernels} == {}
     assert found["refusals"] == [0, ""]
     assert min(found["warmed"].values()) > 20
@@ -89,6 +82,10 @@ def test_other_devices_take_every_launch(device: str) -> None:
     assert found["refusals"] == [0, ""]
     assert {"_gemm_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"} <= set(found["kernels"])
     assert (found["maps"] > 0) == (device == "sm_100"), "descriptors are for processors that were looked at"
+
+
+def test_kernels_without_bodies_are_asked_for_the_same() -> None:
+    assert run("one_step", with_bodies=False) == run("one_step")
 
 
 ACCEPTED = {"grid", "48 KB", "all shared memory", "tensor map"}

@@ -1,12 +1,11 @@
 """Programs run in C++: the launches of plans byte for byte, and what is refused, raised and given up."""
 
-import json
 from typing import Any
 
 import pytest
 
 from bert_fast import native
-from tests.null_driver.server import run_command
+from tests.null_driver.server import run
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,14 +13,9 @@ pytestmark = [
 ]
 
 
-def run(scenario: str, device: str = "sm_90") -> Any:
-    """What a scenario found, in a process of its own."""
-    return json.loads(run_command("tests.null_driver.scenarios", scenario, device).splitlines()[-1])
-
-
 @pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
 def test_every_launch_of_a_step_is_that_of_its_plan(device: str) -> None:
-    found = run("programs_ask_for_the_same", device)
+    found = run("programs_ask_for_the_same", device, with_bodies=device == "sm_90")
     assert found["wrong"] == []
     assert found["refusals"] == [0, ""]
     kernels = {"_gemm_kernel", "_attention_fwd_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"}
@@ -86,7 +80,7 @@ def test_forms_that_would_go_wrong_are_no_programs(faults: dict[str, Any]) -> No
 
 
 def test_cpp_and_python_make_the_same_launches_in_random_sequences_of_calls() -> None:
-    found = run("random_sequences")
+    found = run("random_sequences", with_bodies=False)
     assert found["wrong"] == []
     assert found["altered"] > 10, "the comparison does not notice a changed dropout site"
     assert found["calls"] > 500 and found["in extension"] > 350 and found["launches"] > 5000

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.null_driver.server import run_command
-from tests.null_driver.test_null_driver import run
+from tests.null_driver.server import run, run_command
 from tools.null_driver import rehearsal
 from tools.null_driver.driver import DEVICES
 

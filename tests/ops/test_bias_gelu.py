@@ -136,29 +136,6 @@ def test_opcheck(name: str, has_bias: bool) -> None:
     torch.library.opcheck(_bwd, (torch.randn_like(x), x, bias, "gelu", name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str) -> None:
-    graphs, graphs_of_first_length = 0, 0
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return torch._dynamo.lookup_backend(compiler)(graph, inputs)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(bias_gelu, fullgraph=True, backend=counting, dynamic=True)
-    for num_tokens in (5, 7, 12):
-        arguments = leaves(num_tokens, 24)
-        y, expected = compiled(**arguments), bias_gelu(**arguments)
-        graphs_of_first_length = graphs_of_first_length or graphs
-        assert torch.equal(y, expected)
-        dy, inputs = torch.randn_like(y), list(arguments.values())
-        pairs = zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True)
-        assert all(torch.equal(got, want) for got, want in pairs)
-    assert graphs == graphs_of_first_length > 0
-
-
 def saved(arguments: dict[str, Tensor]) -> list[Tensor]:
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):

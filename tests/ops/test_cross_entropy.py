@@ -169,31 +169,6 @@ def test_opcheck(name: str, dtype: torch.dtype) -> None:
     torch.library.opcheck(_bwd, (loss, logits.detach(), labels, lse, IGNORE, 0.1, name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_full_graph_compile_without_recompiling_for_new_numbers_of_rows(compiler: str) -> None:
-    graphs, graphs_of_first = 0, 0
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return torch._dynamo.lookup_backend(compiler)(graph, inputs)
-
-    torch._dynamo.reset()
-
-    def function(z: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(z * 2, labels, label_smoothing=0.1)
-
-    compiled = torch.compile(function, fullgraph=True, backend=counting, dynamic=True)
-    for num_rows in (5, 7, 12):
-        logits, labels = leaves(num_rows, 30)
-        loss, expected = compiled(logits, labels), function(logits, labels)
-        graphs_of_first = graphs_of_first or graphs
-        assert torch.equal(loss, expected)
-        assert torch.equal(*[torch.autograd.grad(y, logits)[0] for y in (loss, expected)])
-    assert graphs == graphs_of_first > 0
-
-
 def saved(logits: Tensor, labels: Tensor) -> list[Tensor]:
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):

@@ -93,12 +93,10 @@ def test_manual_seed_rules_the_drawn_seed():
     assert len(set(draws[0])) == 3
 
 
-def test_opcheck_and_compile():
+def test_gradcheck_and_opcheck():
     x, coords, seed = torch.randn(5, 9, dtype=torch.float64, requires_grad=True), _coords(5), torch.tensor([3])
     torch.library.opcheck(torch.ops.bert_fast.dropout, (x, 0.5, seed, coords, 2, "auto"))
-    function = lambda t: ops.dropout(t, 0.5, seed=seed, coords=coords, site=2)  # noqa: E731
-    assert torch.equal(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x))
-    assert torch.autograd.gradcheck(function, (x,))
+    assert torch.autograd.gradcheck(lambda t: ops.dropout(t, 0.5, seed=seed, coords=coords, site=2), (x,))
 
 
 @pytest.mark.parametrize(

@@ -191,27 +191,10 @@ def test_opcheck(name: str, vectors: bool, dropout_p: float, needs: int) -> None
     torch.library.opcheck(_bwd, (torch.randn(9, H), *given, torch.randn(9), torch.rand(9), *masks, needs, name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_full_graph_compile_without_recompiling_for_new_lengths(compiler: str) -> None:
-    graphs, graphs_of_first_length = 0, 0
-
-    def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        nonlocal graphs
-        graphs += 1
-        return torch._dynamo.lookup_backend(compiler)(graph, inputs)
-
+def test_ids_are_checked_in_compiled_graphs() -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(embedding, fullgraph=True, backend=counting, dynamic=True)
-    for num_tokens in (5, 7, 12):
-        arguments = call(num_tokens) | mask(num_tokens)
-        y, expected = compiled(**arguments), embedding(**arguments)
-        graphs_of_first_length = graphs_of_first_length or graphs
-        assert torch.equal(y, expected)
-        dy, inputs = torch.randn_like(y), list(needing_gradients(arguments).values())
-        pairs = zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True)
-        assert all(torch.equal(got, want) for got, want in pairs)
-    assert graphs == graphs_of_first_length > 0
+    compiled = torch.compile(embedding, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(**call(5) | mask(5))
     with pytest.raises(ValueError, match=r"words: expected ids in \[0, 11\), got 11"):
         compiled(**(call(12) | mask(12) | {"words": torch.full((12,), 11)}))
 

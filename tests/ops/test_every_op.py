@@ -342,6 +342,30 @@ def test_one_full_graph_for_all_sizes(no_recompiles: None, name: str) -> None:
             assert torch.equal(eager, graph)
 
 
+@pytest.mark.slow
+def test_inductor_takes_ops_as_they_are(no_recompiles: None) -> None:
+    """PyTorch's compiler makes C++ of the arithmetic around ops: one graph for all sizes, with the same bits."""
+    chain = ("embedding", "dropout_add_layer_norm", "layer_norm", "bias_gelu", "linear_cross_entropy")
+
+    def function(*given: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        (words, *tables), *others, (logits, labels) = given
+        x = SAMPLES["embedding"].function(words, *tables)
+        for name, rest in zip(chain[1:], others, strict=True):
+            x = SAMPLES[name].function(x, *rest)
+        return x, ops.cross_entropy(logits * 2, labels, label_smoothing=0.1)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for tokens in (5, 9, 12):
+        made = [SAMPLES[name].make(tokens) for name in (*chain, "cross_entropy")]
+        given = [made[0], *(one[1:] for one in made[1:-1]), made[-1]]
+        leaves = [t for one in given for t in one if isinstance(t, Tensor) and t.requires_grad]
+        eager, graph = (
+            [*(loss := f(*given)), *torch.autograd.grad(loss, leaves, [torch.tensor(-3.0)] * 2)]
+            for f in (function, compiled)
+        )
+        assert all(map(torch.equal, eager, graph))
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("back_end", ["torch", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -198,12 +198,10 @@ def test_second_derivatives_are_refused_by_name():
         dx.sum().backward()
 
 
-def test_gradcheck_opcheck_and_compile():
+def test_gradcheck_and_opcheck():
     x, weight, bias = leaves(_inputs(3, 4, 5, torch.float64))
     assert torch.autograd.gradcheck(ops.linear, (x, weight, bias))
     torch.library.opcheck(torch.ops.bert_fast.linear_fwd, (x, weight, bias, "auto"))
-    compiled = torch.compile(ops.linear, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, weight, bias), ops.linear(x, weight, bias))
 
 
 X, W, B = torch.zeros(2, 4), torch.zeros(5, 4), torch.zeros(5)

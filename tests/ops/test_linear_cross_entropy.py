@@ -364,23 +364,6 @@ def test_outputs_alias_nothing(name: str) -> None:
     assert len(set(addresses)) == len(addresses)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_full_graph_compile_without_recompiling_for_new_numbers_of_rows(compiler: str) -> None:
-    torch._dynamo.reset()
-
-    def function(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        return linear_cross_entropy(x * 2, weight, bias, labels, label_smoothing=0.1)
-
-    compiled = torch.compile(function, fullgraph=True, backend=compiler, dynamic=True)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for num_rows in (5, 7, 12):
-            *tensors, labels = leaves(num_rows, 30)
-            inputs = tuple(tensors)
-            graph, eager = (results(f(*inputs, labels), inputs, -3.0) for f in (compiled, function))
-            assert all(torch.equal(graph[key], eager[key]) for key in eager)
-
-
 def test_backward_runs_where_forward_was_asked_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     *tensors, labels = leaves()
     with backend.use_backend("reference"):

@@ -133,12 +133,10 @@ def test_second_derivatives_are_refused_by_name():
         dx.sum().backward()
 
 
-def test_gradcheck_opcheck_and_compile():
+def test_gradcheck_and_opcheck():
     given = leaves(_inputs(3, 4, 5, torch.float64))
     assert torch.autograd.gradcheck(ops.linear_gelu, given)
     torch.library.opcheck(torch.ops.bert_fast.linear_gelu_fwd, (*given, "gelu", True, "auto"))
-    compiled = torch.compile(ops.linear_gelu, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), ops.linear_gelu(*given))
 
 
 X, W, B = torch.zeros(2, 4), torch.zeros(5, 4), torch.zeros(5)

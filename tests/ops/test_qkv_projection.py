@@ -158,12 +158,10 @@ def test_gradients_are_taken_without_copies_and_are_neighbours() -> None:
             p.grad = None
 
 
-def test_gradcheck_opcheck_and_compile() -> None:
+def test_gradcheck_and_opcheck() -> None:
     inputs = joined(make(3, 4, 6, torch.float64)[0])
     assert torch.autograd.gradcheck(ops.qkv_projection, inputs)
     torch.library.opcheck(torch.ops.bert_fast.qkv_projection_fwd, (*inputs, "auto"))
-    compiled = torch.compile(ops.qkv_projection, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*inputs), ops.qkv_projection(*inputs))
 
 
 @pytest.mark.parametrize(

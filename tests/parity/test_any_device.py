@@ -1,5 +1,6 @@
 """Whole models at BERT's widths on a device: heads, dropout, `fuse`, training. A GPU runs these first, the CPU too."""
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from .comparing import check, in_fp64, our_model
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
-on_any_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+on_any_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
 SEED = {"dropout_seed": torch.tensor([2**40 + 17])}
@@ -44,7 +45,7 @@ def weights_like_berts(model: nn.Module) -> None:
 
 
 class Trained(NamedTuple):
-    """A case with dropout: weights, what the reference makes of them in fp32, and in fp64."""
+    """A case and its weights, and what a model to compare with makes of them: in fp32, and in fp64."""
 
     case: Case
     weights: dict[str, Tensor]
@@ -78,19 +79,26 @@ def test_training_with_dropout_is_the_references_on_a_cpu(by_reference: Trained,
     check(with_logits, form, torch.float32, fast.to(device).train(), plain, truth)
 
 
-@on_any_device
-@pytest.mark.parametrize("form", ["padded", "packed"])
-@pytest.mark.parametrize("case", HEADS[:4], ids=lambda case: case.name)
-def test_bfloat16_beside_transformers(case: Case, form: str, device: str) -> None:
+@pytest.fixture(scope="module", params=HEADS[:4], ids=lambda case: case.name)
+def by_transformers(request: pytest.FixtureRequest, device: str) -> Trained:
+    """The same of transformers' model in evaluation, in bf16 for fp32: once for both forms."""
+    case = request.param
     config = transformers.BertConfig(**case.full_config(), attn_implementation="eager")
     model: Any = getattr(transformers, case.model)(config).eval()
     weights_like_berts(model)
-    ours = our_model(case, form)
-    ours.load_state_dict(model.to(torch.bfloat16).state_dict())
+    weights = {name: t.clone() for name, t in model.to(torch.bfloat16).state_dict().items()}
     tensors = case.tensors(torch.bfloat16)
-    theirs = evaluate(model.to(device), case, tensors)
-    truth = evaluate(model.double(), case, in_fp64(tensors))
-    check(case, form, torch.bfloat16, ours.to(device), theirs, truth)
+    plain = evaluate(model.to(device), case, tensors)
+    return Trained(case, weights, plain, evaluate(model.double(), case, in_fp64(tensors)))
+
+
+@on_any_device
+@pytest.mark.parametrize("form", ["padded", "packed"])
+def test_bfloat16_beside_transformers(by_transformers: Trained, form: str, device: str) -> None:
+    case, weights, plain, truth = by_transformers
+    ours = our_model(case, form)
+    ours.load_state_dict(weights)
+    check(case, form, torch.bfloat16, ours.to(device), plain, truth)
 
 
 def classifier() -> nn.Module:
@@ -113,34 +121,34 @@ def gradients(model: nn.Module, call: dict[str, Tensor], dtype: torch.dtype | No
 
 
 @on_any_device
-@pytest.mark.parametrize("dtype", [torch.bfloat16, None], ids=["autocast bfloat16", "float32"])
-def test_a_fused_model_has_the_gradients_of_the_model(dtype: torch.dtype | None, device: str) -> None:
+def test_a_fused_model_has_the_gradients_of_the_model(device: str) -> None:
+    """Under autocast to bf16, and in fp32."""
     model = classifier().eval().to(device)
     call = {
-        name: t.to(device) for name, t in replace(HEADS[1], batch_size=8, mask="right").tensors(torch.float32).items()
+        name: t.to(device) for name, t in replace(HEADS[1], batch_size=4, mask="right").tensors(torch.float32).items()
     }
-    plain = gradients(model, call, dtype)
-    bert_fast.fuse(model)
-    fused = gradients(model, call, dtype)
-    bert_fast.unfuse(model)
-    truth = gradients(model.double(), call)
-    assert fused.keys() == truth.keys()
+    truth = gradients(copy.deepcopy(model).double(), call)
     floor = 1e-3 * max(float(t.abs().max()) for t in truth.values())  # a key's bias has no gradient but rounding's
-    for name, exact in truth.items():
-        scale = max(float(exact.abs().max()), floor)
-        mine, theirs = ((found[name].double() / scale).to(dtype or torch.float32) for found in (fused, plain))
-        assert_close_to_truth("fast_model", "gradient", mine, theirs, exact / scale, name=name)
+    for dtype in (torch.bfloat16, None):
+        plain = gradients(model, call, dtype)
+        fused = gradients(bert_fast.fuse(model), call, dtype)
+        bert_fast.unfuse(model)
+        assert fused.keys() == truth.keys()
+        for name, exact in truth.items():
+            scale = max(float(exact.abs().max()), floor)
+            mine, theirs = ((found[name].double() / scale).to(dtype or torch.float32) for found in (fused, plain))
+            assert_close_to_truth("fast_model", "gradient", mine, theirs, exact / scale, name=name)
 
 
 @on_any_device
 def test_a_fused_model_trains_and_repeats_itself(device: str) -> None:
     """Dropout on, autocast, our AdamW: bit for bit the same twice from one seed, and the loss falls."""
     losses: list[list[float]] = []
-    call = {name: t.to(device) for name, t in replace(HEADS[1], batch_size=8).tensors(torch.float32).items()}
+    call = {name: t.to(device) for name, t in HEADS[1].tensors(torch.float32).items()}
+    start = classifier().to(device).train()
     for _ in range(2):
         torch.manual_seed(5)
-        model = classifier().to(device).train()
-        bert_fast.fuse(model)
+        model = bert_fast.fuse(copy.deepcopy(start))
         optimizer = optim.AdamW(model.parameters(), lr=2e-4)
         losses.append([])
         for _ in range(8):

@@ -7,6 +7,7 @@ Two layers of MiniLM, their embeddings frozen, learn to find spam (SMS messages,
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def _with_accelerate(
 ) -> list[float]:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = torch.utils.data.DataLoader(examples, batch_size=BATCH_SIZE, collate_fn=collate)  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=learning_rate)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=learning_rate, fused=True)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 10, STEPS)
     model, optimizer, loader, schedule = accelerator.prepare(model.train(), optimizer, loader, schedule)
     losses = []
@@ -148,10 +149,15 @@ class Outcome:
     f1: float
 
 
-def _fine_tune(task: Task, patched: bool, dropout_p: float, weights: Path, data: Path, folder: Path) -> Outcome:
+@cache
+def _prepared(task: Task, weights: Path, data: Path) -> tuple[Callable[..., Any], list[Example], list[Example]]:
+    """(collator, training examples, held-out examples)."""
     tokenizer = bert_fast.BertTokenizer.from_pretrained(weights)
-    collate = getattr(transformers, task.collator)(tokenizer)
-    training, held_out = task.examples(data, tokenizer)
+    return getattr(transformers, task.collator)(tokenizer), *task.examples(data, tokenizer)
+
+
+def _fine_tune(task: Task, patched: bool, dropout_p: float, weights: Path, data: Path, folder: Path) -> Outcome:
+    collate, training, held_out = _prepared(task, weights, data)
     torch.manual_seed(0)  # of the classifier
     with bert_fast.patch_transformers() if patched else contextlib.nullcontext():
         model = getattr(transformers, task.model).from_pretrained(

@@ -1,11 +1,10 @@
 """What the host spends on a layer does not rise, and the counting leaves out what it says."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.null_driver.server import run_command
 from tools.host_cost import build, measure, parsing, table
 from tools.host_cost.programs import LENGTHS
 
@@ -73,7 +72,5 @@ def test_other_lengths_find_a_program() -> None:
         pytest.skip(reason)
     if not LENGTHS.is_dir():
         pytest.skip(f"there are no length distributions at {LENGTHS}")
-    command = [sys.executable, "-m", "tools.host_cost", "--programs", "--only", "packed_nsp"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=build.ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("packed")] == ["400", "400"]
+    said = run_command("tools.host_cost.__main__", "--programs", "--only", "packed_nsp")
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("packed")] == ["400", "400"]

@@ -1,5 +1,6 @@
 """Two processes train as one does with twice the batch. accelerate shards (FSDP2) on GPUs only."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     # changes for two processes: 16 examples a step
     "ddp": {},
     "ddp, accumulated, with workers": dict(
-        per_device_train_batch_size=4, gradient_accumulation_steps=2, dataloader_num_workers=1
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, dataloader_num_workers=1,
+        dataloader_multiprocessing_context="fork",  # as under torchrun: here a server would import everything again
     ),
-}
+}  # fmt: skip
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -48,8 +50,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluations(run: Path) -> list[tuple[float, float]]:
-    import json
-
     history = json.loads((run / "checkpoint-12" / "trainer_state.json").read_text())["log_history"]
     return [(entry["eval_loss"], entry["eval_accuracy"]) for entry in history if "eval_loss" in entry]
 

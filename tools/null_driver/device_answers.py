@@ -2,19 +2,26 @@
 
 Where the package compares a tensor's device type (`x.device.type == "cpu"`), asks `x.is_cuda`, `x.is_cpu` or for the
 device's index, the answer becomes that of a GPU: so the back-end is chosen, values go unchecked and offsets are sorted.
-It is done to the syntax tree as modules are imported; line numbers and all else stay, nothing is written. A device
-itself remains the CPU's: memory is allocated and torch's operators run there.
+It is done to the syntax tree as modules are imported; line numbers and all else stay. What was compiled is kept in
+`build/null_driver/answers`, apart from Python's own cache. A device itself remains the CPU's: memory is allocated and
+torch's operators run there.
 """
 
 import ast
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import marshal
+import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
+
+from tools.null_driver.build import CACHE_DIR
 
 __all__ = ["answer_for_gpu", "install"]
 
@@ -57,12 +64,22 @@ def answer_for_gpu(source: bytes | str) -> ast.Module:
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+        """Compiles a module, or reads what was compiled of this source: most of the time of an import."""
+        parts = (data, path.encode(), importlib.util.MAGIC_NUMBER, str(_optimize).encode(), Path(__file__).read_bytes())
+        kept = CACHE_DIR / "answers" / hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+        if kept.exists():
+            return marshal.loads(kept.read_bytes())  # type: ignore[no-any-return]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # `-1 is None`
-            return compile(answer_for_gpu(data), path, "exec", dont_inherit=True, optimize=_optimize)
+            code = compile(answer_for_gpu(data), path, "exec", dont_inherit=True, optimize=_optimize)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")  # another process may compile the same
+        unfinished.write_bytes(marshal.dumps(code))
+        unfinished.replace(kept)
+        return code
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError("neither read nor written: compiled code in the cache has other answers")
+        raise OSError("neither read nor written: compiled code in Python's cache has other answers")
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -10,6 +10,7 @@ come from Triton's cache where the gate has run. docs/null_driver.md says what i
 
 import argparse
 import ast
+import functools
 import hashlib
 import importlib
 import json
@@ -120,12 +121,18 @@ def sources(chip: str) -> str:
     What reads tables of products is left out: none is stored for a device of the null driver, by its name.
     """
     from benchmarks.aot import cards, table
+    from benchmarks.aot.device import CARDS
 
-    kernels = table.read()["kernels"] | cards.read()["kernels"]
-    codes = sorted(row["code"] for key, row in kernels.items() if key.endswith(f" {chip}"))
+    record = cards if chip in CARDS else table
+    codes = sorted(row["code"] for key, row in record.read()["kernels"].items() if key.endswith(f" {chip}"))
     files = sorted(path for path in (ROOT / "bert_fast" / "kernels").glob("*.py") if path.name != "_gemm_table.py")
-    trees = [repr(_contents(ast.parse(path.read_text(encoding="utf-8")))) for path in files]
+    trees = [_tree(path.read_text(encoding="utf-8")) for path in files]
     return hashlib.sha256("\0".join([repr(DEVICES[chip]), *codes, *trees]).encode()).hexdigest()[:16]
+
+
+@functools.cache  # chips have the same files
+def _tree(source: str) -> str:
+    return repr(_contents(ast.parse(source)))
 
 
 def _contents(node: Any) -> Any:

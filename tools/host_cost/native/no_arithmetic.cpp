@@ -1,6 +1,13 @@
 // Operators of PyTorch for the CPU that check nothing, compute nothing and make their output. Where the CPU takes
 // another way than a GPU (attention and dropout step by step, lists of tensors one by one), the GPU's way is taken.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include <cmath>
