@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import status
 from benchmarks.gpu.driver import Part, Process
+from benchmarks.kit import programs
 from benchmarks.kit.assembler import VARIABLES, use_assembler
 from benchmarks.kit.record import read_lines
 from bert_fast.devices import assembler
@@ -49,7 +49,7 @@ def test_smoke_over_the_null_driver_by_another(tmp_path: Path) -> None:
     (line,) = read_lines(tmp_path / "smoke-sm-90.jsonl")
     assert line["ptxas"].endswith(f" at {other}") and line["capability"] == "9.0" and f"ptxas {line['ptxas']}" in said
     assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
-    assert line["kernels"] == {"_dropout_kernel": status.source_hash("dropout")}
+    assert line["kernels"] == {"_dropout_kernel": programs.digest("dropout", "_dropout_kernel")}
     (compiled,) = line["compiled"]
     assert compiled["kernel"] == "_dropout_kernel" and compiled["compile_s"] > 0 and compiled["registers"] > 16
     assert compiled["spill_bytes"] == 0 and compiled["shared_bytes"] == 0 and compiled["warps"] >= 1
