@@ -136,7 +136,7 @@ def test_attention_covers_heads_regimes_and_features(table: dict[str, Any]) -> N
             for kernel in tiled:
                 for rest in ("D=64 fp16", "D=64 fp32", "D=128 fp32", "D=64 bf16 causal", "D=64 bf16 bias"):
                     assert f"attention_{kernel} tiled {rest} {flag} {target}" in table["kernels"]
-        for kernel in ("attention_bwd_factor tiled D=64 bf16 bias", "attention_bwd_table tiled D=64 bf16 relative_key"):
+        for kernel in ("attention_bwd_bias tiled D=64 bf16 bias", "attention_bwd_table tiled D=64 bf16 relative_key"):
             assert f"{kernel} {target}" in table["kernels"]
 
 
