@@ -148,6 +148,17 @@ def test_numbers_and_several_classes(problem_type: str, is_masked: bool) -> None
     torch.testing.assert_close(sum(parts), whole)
 
 
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "regression", "multi_label_classification"])
+def test_rows_that_a_mask_leaves_out_are_as_if_they_were_not_there(problem_type: str) -> None:
+    _, model = models("BertForSequenceClassification", problem_type=problem_type)
+    mask = torch.tensor([True, False, True, True, False])
+    labels = torch.rand(5, 3).round() if problem_type != "single_label_classification" else torch.randint(3, (5,))
+    batch = {"input_ids": torch.randint(5, 40, (5, 9)), "labels": labels}
+    masked = model(**batch, loss_mask=mask).loss
+    torch.testing.assert_close(masked, model(**{name: value[mask] for name, value in batch.items()}).loss)
+    assert not torch.isclose(masked, model(**batch).loss)
+
+
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel"])
 def test_every_way_to_the_loss_of_words(name: str) -> None:
     """With logits and without, padded and packed; labels at positions."""
