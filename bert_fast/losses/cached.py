@@ -1,12 +1,12 @@
 """Losses of large batches with the activations of small ones."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from bert_fast.checks import check_floating, check_shape
 
@@ -40,7 +40,7 @@ def cached_loss(
     no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts
         but the one that goes last, which is the first.
     Returns: the loss (Tensor []). Its gradients come by `backward()`, into `grad` of what `encode` uses: functions that
-        return gradients (`torch.autograd.grad`) raise RuntimeError. Without gradients: `loss` of all embeddings.
+        return gradients (`torch.autograd.grad`) do not see through it. Without gradients: `loss` of all embeddings.
     Raises: ValueError, TypeError naming the argument; in backward RuntimeError if a part comes out with another shape
         the second time.
     Parameters without a gradient get the one that `loss(torch.cat([encode(part) for part in parts])).backward()` gives
@@ -50,25 +50,64 @@ def cached_loss(
     """
     if not len(parts):
         raise ValueError("parts: expected at least one, got none")
-    shapes: dict[int, torch.Size] = {}
-
-    def encoded(index: int, _: Tensor | None = None) -> Tensor:
-        with nullcontext() if no_sync is None or index == 0 else no_sync():
-            embeddings = encode(parts[index])
-        check_floating("encode(part)", embeddings)
-        shape = shapes.setdefault(index, embeddings.shape)
-        if embeddings.shape != shape:
-            raise RuntimeError(f"encode: expected {list(shape)} again from part {index}, got {list(embeddings.shape)}")
-        return embeddings
-
-    # `checkpoint` goes back only through what it made of a tensor with a gradient, and sets back the generator and the
-    # autocast of that tensor's device.
-    asked = torch.empty(0, device="cuda" if torch.cuda.is_initialized() else "cpu", requires_grad=True)
     last = len(parts) - 1
-    made = [checkpoint(encoded, index, asked, use_reentrant=True) for index in range(last)]
-    value = loss(torch.cat((*made, encoded(last))))
-    if torch.is_grad_enabled():
-        check_shape("loss(embeddings)", value, ())
-        if not value.requires_grad:
-            raise ValueError("loss: expected a loss that depends on the embeddings, got one that does not")
+
+    def exchange(index: int) -> AbstractContextManager[Any]:
+        return nullcontext() if no_sync is None or index == 0 else no_sync()
+
+    states, made = [], []
+    with torch.no_grad():
+        for index in range(last):
+            states.append(_generators())
+            made.append(encode(parts[index]))
+            check_floating("encode(part)", made[-1])
+    with exchange(last):
+        kept = encode(parts[last])
+    check_floating("encode(part)", kept)
+    sizes, shapes = [len(t) for t in (*made, kept)], [t.shape for t in made]
+    device = kept.device.type
+    # Backward usually runs outside the forward pass's autocast.
+    autocast = functools.partial(
+        torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device),
+        torch.is_autocast_cache_enabled(),
+    )  # fmt: skip
+    embeddings = torch.cat((*made, kept.detach()))
+    del made
+    if not torch.is_grad_enabled():
+        return loss(embeddings)
+
+    def go_back(gradient: Tensor) -> None:
+        pieces, now = gradient.split(sizes), _generators()
+        with torch.enable_grad():
+            with exchange(last):
+                kept.backward(pieces[last])
+            for index in reversed(range(last)):
+                _set_generators(states[index])
+                with exchange(index):
+                    with autocast():
+                        again = encode(parts[index])
+                    if again.shape != shapes[index]:
+                        raise RuntimeError(
+                            f"encode: expected {list(shapes[index])} again from part {index}, got {list(again.shape)}"
+                        )
+                    again.backward(pieces[index])
+        _set_generators(now)
+
+    embeddings.requires_grad_().register_hook(go_back)
+    value = loss(embeddings)
+    check_shape("loss(embeddings)", value, ())
+    if not value.requires_grad:
+        raise ValueError("loss: expected a loss that depends on the embeddings, got one that does not")
     return value
+
+
+def _generators() -> tuple[Tensor, Tensor | None]:
+    """States of the generators of the CPU and, where there is one in use, of the current GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def _set_generators(states: tuple[Tensor, Tensor | None]) -> None:
+    cpu, gpu = states
+    torch.set_rng_state(cpu)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)

@@ -242,7 +242,7 @@ def test_attention_implementation_takes_a_factor_of_each_head() -> None:
     from bert_fast.huggingface.attention import attend
 
     q, factors = torch.randn(2, 4, 3, 8), torch.randn(4)
-    mask = torch.ones(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.int64)
     mask[1, 2] = 0
     plain, _ = attend(nn.Module(), q, q, q, mask)
     for given in (factors, factors.view(1, 4, 1, 1)):  # as BART and as ViT of transformers 4 hand it on
