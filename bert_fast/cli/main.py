@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(arguments.run(arguments))
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        except BrokenPipeError:  # the program that read the output, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes at the end
             return 141
         except (*_OF_ONE_PROCESS, StoreError, ImportError, OSError, TypeError, ValueError) as error:
