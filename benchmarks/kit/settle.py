@@ -77,9 +77,11 @@ def shared(lines: list[Line]) -> Iterator[Line]:
             if name not in ("kind", "run", "time") and all(name in line and line[name] == value for line in those)
         }
         yield {"run": run, "kind": "run"} | same
-        passed = [line for line in those if line["kind"] == "test" and line["outcome"] == "passed"]
+        passed = []
         for line in those:
-            if line not in passed:
+            if line["kind"] == "test" and line["outcome"] == "passed":
+                passed.append(line)
+            else:
                 yield {name: line[name] for name in dict.fromkeys(("run", "kind", *line)) if name not in same}
         if passed:
             together = {"run": run, "kind": "tests", "time": passed[-1]["time"], "outcome": "passed"}
@@ -95,10 +97,12 @@ def _by_file(tests: Iterable[Line]) -> dict[str, list[str]]:
 
 
 def settle(path: Path) -> None:
-    """Rewrites a GPU's file of results; leaves another file as it is."""
+    """Replaces a GPU's file of results, in one step; leaves another file as it is."""
     lines = list(read_lines(path))
     if lines and all(line.get("gpu") for line in lines):
-        path.write_text("".join(f"{json.dumps(line)}\n" for line in shared(settled(lines))), encoding="utf-8")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{json.dumps(line)}\n" for line in shared(settled(lines))), encoding="utf-8")
+        temporary.replace(path)
 
 
 def main(folder: str | None = None) -> None:
