@@ -90,6 +90,16 @@ def test_a_step_that_fails_is_the_last(failing: str, monkeypatch: pytest.MonkeyP
     ]  # fmt: skip
 
 
+def test_no_family_has_no_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a record alone is old, the interpreter has nothing to do: without a name pytest would take all tests."""
+    ran: list[str] = []
+    monkeypatch.setattr(
+        check, "run_until_failure", lambda commands, _: ran.extend(commands) or [check.Outcome("", 0, 0.0, "")]
+    )
+    kernels.run([])
+    assert ran[0] == "gate" and len(ran) == 7
+
+
 def test_nothing_runs_where_nothing_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(kernels, "is_due", lambda: False)
     monkeypatch.setattr(kernels, "run", lambda families: pytest.fail("nothing is due"))
