@@ -74,6 +74,11 @@ def imports(file: str) -> set[str]:
 
 def kernel_digests() -> dict[str, str]:
     """Kernel -> digest of what it is made of now."""
+    return dict(_digests(tuple((path.name, path.read_text(encoding="utf-8")) for path in sorted(KERNELS.glob("*.py")))))
+
+
+@functools.cache  # of all texts: digests are asked for before every case that runs
+def _digests(_texts: tuple[tuple[str, str], ...]) -> dict[str, str]:
     return {kernel: digest(file, kernel) for file in files() for kernel in kernel_names(file)}
 
 
@@ -132,7 +137,7 @@ def _read(file: str) -> _Source:
     return _parsed((KERNELS / f"{file}.py").read_text(encoding="utf-8"))
 
 
-@functools.cache  # of the text: digests are asked for before every case that runs
+@functools.cache  # of the text
 def _parsed(text: str) -> _Source:
     defined: dict[str, ast.stmt] = {}
     imported: dict[str, tuple[str, str]] = {}
