@@ -66,6 +66,16 @@ def test_files_of_several_formats(folder: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err.startswith("bert-fast tokenize: store: was begun with other files or formats")
 
 
+def test_bytes_that_are_no_text_are_refused_or_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.txt").write_bytes(b"a\n\nshort \xff text\n")
+    command = ["tokenize", "x.txt", "--vocab", "vocab.txt", "--quiet"]
+    assert main.main([*command, "-o", "strict"]) == 1
+    assert "x.txt" in capsys.readouterr().err
+    assert main.main([*command, "-o", "replaced", "--errors", "replace"]) == 0
+    first, second = documents("replaced")
+    assert first == ["a"] and second[0] == "short" and second[-1] == "text"
+
+
 def test_options_reach_the_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.txt").write_text('{"body": "Short\\n"}\n\n{"body": ""}')
     options = ["--format", "jsonl", "--field", "body", "--workers", "1", "--checkpoint", "0", "--quiet"]
