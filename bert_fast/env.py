@@ -16,7 +16,7 @@ VARIABLES = {
     "BERT_FAST_BACKEND": "back-end of every op: reference, torch or triton; default: the first that can run the call",
     "BERT_FAST_NATIVE": "0: neither build nor load the C++ extension (slower; same ids and masks, results to rounding)",
     "BERT_FAST_DEBUG": "1: value checks that need a device sync (ids, labels and lengths in range)",
-    "BERT_FAST_PRODUCTS": "cublaslt: layers on a GPU call cuBLASLt directly (untried); default: PyTorch's functions",
+    "BERT_FAST_PRODUCTS": "cublaslt: layers on a GPU call cuBLASLt directly; default: PyTorch's functions",
     "BERT_FAST_SIMD": "instruction set of the tokenizer: portable, avx2, avx512 or neon; default: the fastest there is",
     "CC": "C compiler with which Triton builds its launchers; default: gcc, else clang",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "kernels that oneDNN keeps; default: a Trainer on a CPU sets 64, else 1024",

@@ -55,7 +55,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     SystemExit names the file and the line where there is no JSON.
     """
-    runs: dict[str | None, dict[str, Any]] = {}
+    run: dict[str, Any] = {}
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not text.strip():
             continue
@@ -64,9 +64,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise SystemExit(f"{path.name}, line {number}: no JSON ({error})") from None
         if line.get("kind") == "run":
-            runs[line["run"]] = line
+            run = line
             continue
-        line = runs.get(line.get("run"), {}) | line
+        if line.get("run") in (None, run.get("run")):
+            line = run | line
         if line.get("kind") == "tests":
             together = line.pop("tests")
             yield from (

@@ -66,7 +66,10 @@ def _without_traces(line: Line) -> Line:
 
 
 def shared(lines: list[Line]) -> Iterator[Line]:
-    """The same for a file: before a run's lines one of kind "run", and of kind "tests" one for all that passed."""
+    """The same for a file: before a run's lines one of kind "run" that says its name, when it ended and what they share.
+
+    Of kind "tests" there is one for all that passed.
+    """
     of_run: dict[str, list[Line]] = {}
     for line in lines:
         of_run.setdefault(line["run"], []).append(line)
@@ -74,18 +77,17 @@ def shared(lines: list[Line]) -> Iterator[Line]:
         same = {
             name: value
             for name, value in those[0].items()
-            if name not in ("kind", "run", "time") and all(name in line and line[name] == value for line in those)
-        }
+            if name != "kind" and all(name in line and line[name] == value for line in those)
+        } | {"run": run, "time": max(line["time"] for line in those)}
         yield {"run": run, "kind": "run"} | same
         passed = []
         for line in those:
             if line["kind"] == "test" and line["outcome"] == "passed":
                 passed.append(line)
             else:
-                yield {name: line[name] for name in dict.fromkeys(("run", "kind", *line)) if name not in same}
+                yield {name: line[name] for name in line if name not in same}
         if passed:
-            together = {"run": run, "kind": "tests", "time": passed[-1]["time"], "outcome": "passed"}
-            yield together | {"tests": _by_file(passed)}
+            yield {"kind": "tests", "outcome": "passed", "tests": _by_file(passed)}
 
 
 def _by_file(tests: Iterable[Line]) -> dict[str, list[str]]:

@@ -1,6 +1,6 @@
 """Matrix products of programs by cuBLASLt, called by address in place of PyTorch's functions.
 
-Off unless `BERT_FAST_PRODUCTS=cublaslt`, until a GPU has shown what it is worth. The host then spends less on a
+Off unless `BERT_FAST_PRODUCTS=cublaslt` (docs/decisions/0018-prepared-launches.md). The host then spends less on a
 product: there are no views, no results and no dispatcher, and the library is asked for an algorithm once for each
 form of a product, not at each call.
 
