@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from benchmarks.families import family_names
 from benchmarks.kernels.case import KernelCase
-from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
-
-__all__ = ["CASES", "FAMILY_CASES", "FUSED_CASES", "TOKENIZER_CASES", "Case", "family_names", "kernel_cases"]
 
 
 @dataclass(frozen=True)

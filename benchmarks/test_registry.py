@@ -18,8 +18,9 @@ from benchmarks.kernels.case import KernelCase
 from benchmarks.kit import bert
 from benchmarks.models import build
 from benchmarks.models import forward_backward as models
-from benchmarks.registry import CASES, TOKENIZER_CASES, Case, kernel_cases
+from benchmarks.registry import CASES, Case, kernel_cases
 from benchmarks.tokenizers import contestants
+from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 from benchmarks.tokenizers.cases import TokenizerCase
 from benchmarks.tokenizers.corpora import CORPORA
 

@@ -4,8 +4,6 @@ import re
 
 import torch
 
-__all__ = ["check_torch"]
-
 _OLDEST = (2, 10)
 
 

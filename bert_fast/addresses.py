@@ -15,8 +15,6 @@ from torch import Tensor
 
 from bert_fast import native
 
-__all__ = ["CONTIGUOUS", "Reader", "exchange", "lie_of", "numbers_of", "reader"]
-
 CONTIGUOUS = 16  # the bit for contiguous tensors in `Reader.lies`; the lower bits are the address modulo 16
 _Tensors = Sequence[Tensor]
 

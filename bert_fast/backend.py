@@ -25,21 +25,6 @@ from bert_fast.devices import chip, triton_problems
 from bert_fast.env import SETTINGS
 from bert_fast.errors import BackendError
 
-__all__ = [
-    "AUTO",
-    "BACKENDS",
-    "Implementation",
-    "OpSpec",
-    "explain",
-    "implementation",
-    "implementations",
-    "op_names",
-    "requested",
-    "resolve",
-    "table_problem",
-    "use_backend",
-]
-
 AUTO = "auto"
 BACKENDS = ("triton", "torch", "reference")
 
@@ -323,22 +308,32 @@ def _warn_of(problems: tuple[str, ...], taken: str) -> None:
 
 # Ops with matrix products, which the Triton back-end makes as the device's stored table says.
 _WITH_PRODUCTS = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy", "encoder_layer")
-_TABLES = "bert_fast.kernels._gemm_table"
+_TABLES = "bert_fast.kernels._gemm_tiles"
 
 
-def table_problem(index: int) -> str | None:
-    """Why the stored table of matrix products of a GPU is not used; None where it is used, or none is stored."""
+class ProductTable(NamedTuple):
+    """Where the choices for a GPU's matrix products come from. device: whose table; None: none, or not used.
+
+    problem: why the table there is is not used.
+    """
+
+    device: str | None
+    problem: str | None
+
+
+def product_table(index: int) -> ProductTable:
+    """The stored table that a GPU's matrix products are made by: its own, or that of the nearest GPU."""
     if not _has_triton():
-        return None
-    table = importlib.import_module(_TABLES)
-    problem: str | None = table.problem(chip(index).product)
-    return problem
+        return ProductTable(None, None)
+    gpu = chip(index)
+    table, problem = importlib.import_module(_TABLES).stored(gpu.product, gpu.name, gpu.multiprocessors)
+    return ProductTable(table and table.device, problem)
 
 
 def explain(op: str, x: torch.Tensor, **details: Any) -> str:
     """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken.
 
-    One more line says why the GPU's stored table of matrix products is not used, if one is stored and the op has any.
+    Of an op with matrix products one more line says by which stored table they are made on a GPU, or why by none.
     """
     spec = OpSpec.of(x, **details)
     taken = implementation(op, spec, AUTO)
@@ -348,7 +343,12 @@ def explain(op: str, x: torch.Tensor, **details: Any) -> str:
         state = "; ".join(reasons) if reasons else ("taken" if candidate is taken else "can run")
         lines.append(f"{op}: {candidate.backend}: {state}")
     if taken.backend == "triton" and op in _WITH_PRODUCTS and spec.device.type == "cuda":
-        problem = table_problem(torch.cuda.current_device() if spec.device.index is None else spec.device.index)
-        if problem is not None:
-            lines.append(f"{op}: the stored table of matrix products is not used: {problem}")
+        index = torch.cuda.current_device() if spec.device.index is None else spec.device.index
+        of_device, problem = product_table(index)
+        gpu = chip(index).product
+        if of_device is None:
+            lines.append(f"{op}: matrix products by no table: {problem or f'none is stored for a GPU like {gpu}'}")
+        else:
+            others = "" if of_device == gpu else f", as none is stored for {gpu}"
+            lines.append(f"{op}: matrix products by the table of {of_device}{others}")
     return "\n".join(lines)

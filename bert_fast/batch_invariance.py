@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bert_fast.errors import BackendError
 
-__all__ = ["ASKED", "batch_invariant", "is_asked", "refuse_on_gpu"]
-
 # Of this thread and asyncio task.
 ASKED: ContextVar[bool] = ContextVar("bert_fast.batch_invariant", default=False)
 

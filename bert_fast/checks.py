@@ -11,27 +11,6 @@ import torch
 
 from bert_fast.env import SETTINGS
 
-__all__ = [
-    "check_choice",
-    "check_count",
-    "check_dropout_p",
-    "check_dtype",
-    "check_flag",
-    "check_floating",
-    "check_host_or_same",
-    "check_ids",
-    "check_integer",
-    "check_like",
-    "check_number",
-    "check_same_device",
-    "check_shape",
-    "check_site",
-    "check_size",
-    "check_tensor",
-    "is_alike",
-    "is_host_beside",
-]
-
 _STRIDED = torch.strided
 
 

@@ -14,17 +14,6 @@ from torch import Tensor
 
 from bert_fast.env import SETTINGS
 
-__all__ = [
-    "Chip",
-    "WideProduct",
-    "assembler",
-    "chip",
-    "launcher_problem",
-    "name_of",
-    "triton_problems",
-    "wide_products",
-]
-
 # NVIDIA's first chip that kernels are compiled for and looked at; on older ones they spill thousands of bytes.
 _OLDEST = (8, 0)
 # The most that a program of any kernel may take on the chips with least (sm_86, sm_89, sm_120).

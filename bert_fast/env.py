@@ -8,8 +8,6 @@ used (`csrc/wordpiece/dispatch.cpp`), as programs without Python use it too.
 import os
 from dataclasses import dataclass
 
-__all__ = ["SETTINGS", "VARIABLES", "Settings", "bound_kernel_cache"]
-
 _KERNELS_KEPT = "64"  # a training step of BERT has some 30 products of different sizes, whatever the number of layers
 
 VARIABLES = {

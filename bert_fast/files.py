@@ -15,19 +15,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "TEMPORARY_SUFFIX",
-    "create_temporary",
-    "is_temporary",
-    "only_writer",
-    "open_regular",
-    "path_name",
-    "path_string",
-    "replace_file",
-    "sync_directory",
-    "write_atomically",
-]
-
 TEMPORARY_SUFFIX = ".tmp"
 
 

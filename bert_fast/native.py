@@ -7,8 +7,6 @@ from types import ModuleType
 
 from bert_fast.env import SETTINGS
 
-__all__ = ["load", "unavailable_reason"]
-
 
 @functools.cache
 def _import() -> tuple[ModuleType | None, str | None]:

@@ -8,8 +8,6 @@ import re
 import reprlib
 from typing import Any
 
-__all__ = ["parsed_integer", "parsed_number", "table_number"]
-
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _LARGEST = 3.4028234663852886e38  # of fp32
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from bert_fast.addresses import reader
 
-__all__ = ["Remembered", "guard_of"]
-
 _MAX_KNOWN = 4096  # groups of tensors; the first ones go first
 _ID_OF_NONE = id(None)
 _Group = tuple[Tensor | None, ...]

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as _is_transformed  # tensors may be wrapped, without a storage
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["are_neighbours", "join_memory", "one_tensor", "separate_memory", "view_of_neighbours"]
-
 _ALIGNMENT = 16  # bytes; the widest load of a GPU's thread
 _PLAIN = (Tensor, nn.Parameter)
 _DEVICES = {"cpu", "cuda"}  # whose memory DLPack hands out as it is

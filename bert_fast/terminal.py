@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["LINE_SECONDS", "Part", "StatusLine", "printable"]
-
 # What data may not do to a terminal. Control characters but for tabs and line ends; marks that turn the direction of a
 # line; line ends that are none to whoever reads on; halves of characters, which cannot be encoded, such as bytes of
 # file names that are not UTF-8.

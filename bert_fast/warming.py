@@ -28,8 +28,6 @@ from bert_fast.models.packed import PackedBertModel
 from bert_fast.optim._base import MultiTensorOptimizer
 from bert_fast.terminal import Part, StatusLine
 
-__all__ = ["warm_up"]
-
 _SHORTEST = 4  # tokens; below, nothing changes
 _FEWEST = 64  # tokens, or sequences, from which on matrix products are worth a tile
 _GROWTH = 1.5  # of their numbers, from batch to batch: a choice of tiles mostly holds for as large a range

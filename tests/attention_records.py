@@ -7,8 +7,6 @@ from torch import Tensor
 
 from bert_fast.reference.attention import Attention
 
-__all__ = ["plain_attention"]
-
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, **others: Any) -> Attention:
     """Self-attention scaled by 1 / sqrt(D), without names of tokens; `others` are fields that differ, by name."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-__all__ = ["CONTEXT", "Finished", "run", "start_server"]
-
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.preloaded"])

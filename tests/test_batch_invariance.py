@@ -26,9 +26,9 @@ def plans(kind: str, dtype: torch.dtype, width: int, wide: int, monkeypatch: pyt
 
     One of two kernels where a sum is made in parts.
     """
-    from bert_fast.kernels import _gemm, _gemm_launch
+    from bert_fast.kernels import _gemm
 
-    prepare = _gemm_launch._prepare
+    prepare = _gemm._prepare
     found: set[Any] = set()
 
     def note(product: Any) -> None:
@@ -36,7 +36,7 @@ def plans(kind: str, dtype: torch.dtype, width: int, wide: int, monkeypatch: pyt
         found.add((ready.plan, ready.reduce))
         raise _Seen
 
-    monkeypatch.setattr(_gemm_launch, "_prepare", note)
+    monkeypatch.setattr(_gemm, "_prepare", note)
     monkeypatch.setattr(_gemm, "bias_gelu_fwd", lambda a: a.x)  # behind the library's product
     weight = torch.empty(wide, width, dtype=dtype).t()
     for rows in ROWS:
@@ -49,7 +49,7 @@ def plans(kind: str, dtype: torch.dtype, width: int, wide: int, monkeypatch: pyt
         except _Seen:
             continue
         found.add(None)
-    monkeypatch.setattr(_gemm_launch, "_prepare", prepare)
+    monkeypatch.setattr(_gemm, "_prepare", prepare)
     return found
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tests.process_server import start_server
 
-__all__ = ["WORLD_SIZE", "run_two_processes", "share"]
-
 WORLD_SIZE = 2
 
 

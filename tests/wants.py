@@ -5,8 +5,6 @@ from itertools import combinations
 
 import pytest
 
-__all__ = ["parametrize_wants"]
-
 
 def parametrize_wants(*names: str, sizes: Iterable[int] | None = None) -> pytest.MarkDecorator:
     """Runs a test with `wants` as every set of the names, the empty one among them, or as those of these sizes."""

@@ -13,7 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -98,6 +98,11 @@ def _batches(jobs: list[Job]) -> list[list[Job]]:
     by_target = [[job for job in jobs if job[1] == target] for target in dict.fromkeys(target for _, target in jobs)]
     batches = [group[at : at + size] for group in by_target for at in range(0, len(group), size)]
     return sorted(batches, key=lambda batch: jobs.index(batch[0]))
+
+
+def compiled_rows(target: str, names: Sequence[str], launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """What kernels compile to for one target, in this process; RuntimeError names one that does not compile."""
+    return _compile([(name, target) for name in names], list(launches)) if names else []
 
 
 def _compile(jobs: list[Job], launches: list[Launch]) -> list[dict[str, Any]]:

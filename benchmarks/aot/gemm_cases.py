@@ -55,7 +55,7 @@ def _products(dtype: torch.dtype, act: str) -> dict[str, Callable[..., object]]:
 def _unaligned(dtype: torch.dtype) -> object:
     """Rows of an odd number of elements: only a caller that forces a tile has our kernel multiply them."""
     from bert_fast.kernels import _gemm
-    from bert_fast.kernels._gemm_table import Tile
+    from bert_fast.kernels._gemm_tiles import Tile
 
     x, weight = torch.zeros(_TOKENS, 101, dtype=dtype), torch.zeros(203, 101, dtype=dtype)
     return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(*_UNALIGNED))

@@ -16,8 +16,6 @@ from typing import Any
 
 from benchmarks.aot.listings import Instruction, Listing, disassemble
 
-__all__ = ["find_hazards", "hazards_of"]
-
 _REGISTER = re.compile(r"(?<![A-Z])R(\d+)\b")
 _PREDICATE = re.compile(r"!?U?P(\d|T)$")
 # What leaves no result in registers though one is named first.

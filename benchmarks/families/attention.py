@@ -21,8 +21,6 @@ from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "mixed_lengths", "small_cases", "smoke_cases"]
-
 SITE = 9
 # Lengths of real texts in tokens of BERT's uncased vocabulary, [CLS] and [SEP] included: text -> (share of the
 # sequences, the length that it does not pass). books: sentences of public-domain English novels, 26,148 of them. squad:

@@ -10,8 +10,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _APPROXIMATE = {"erf": "none", "tanh": "tanh"}
 

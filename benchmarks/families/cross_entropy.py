@@ -11,8 +11,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.cross_entropy import CrossEntropy
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 # 15 % of 32,768 tokens, and as many as a masked-LM head sees without picking rows.
 _ROWS = (4915, 16384)
 _VOCABULARIES = (30522, 30528)

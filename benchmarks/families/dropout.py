@@ -12,8 +12,6 @@ from bert_fast import ops
 from bert_fast.reference.dropout import dropout_fwd
 from bert_fast.testing.compare import assert_same_values
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _P, _SITE = 0.1, 6
 
 

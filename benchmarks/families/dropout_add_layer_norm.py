@@ -11,8 +11,6 @@ from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 EPS = 1e-12
 
 

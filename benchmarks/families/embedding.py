@@ -11,8 +11,6 @@ from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.embedding import Embedding
 
-__all__ = ["aot_cases", "cases", "small_cases", "smoke_cases"]
-
 EPS = 1e-12
 NUM_WORDS, LENGTH, NUM_TYPES, PADDING_IDX = 30522, 512, 2, 0
 _AOT_WORDS = 5000  # a table that counts as large, and less to allocate

@@ -16,8 +16,6 @@ from bert_fast.ops import Packing
 from bert_fast.reference.dropout_add_layer_norm import AGAIN
 from bert_fast.reference.encoder_layer import EncoderLayer, Saved
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

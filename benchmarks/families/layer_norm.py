@@ -11,8 +11,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from bert_fast import ops
 from bert_fast.reference.layer_norm import LayerNorm
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 EPS = 1e-12
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -15,8 +15,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from benchmarks.kit import bert
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 
 def cases() -> Iterator[KernelCase]:
     """bf16 at full token budgets, base and large: H to H and I to H."""

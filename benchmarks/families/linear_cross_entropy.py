@@ -14,8 +14,6 @@ from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _IGNORED = -100
 _MOST_FULL_POSITIONS_ON_CPU = 1024  # beyond, logits at every position take seconds each time
 

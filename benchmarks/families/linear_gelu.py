@@ -10,8 +10,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from benchmarks.kit import bert
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 FEW_ROWS = 256  # of BERT-large: products whose sums are split
 _APPROXIMATE = {"erf": "none", "tanh": "tanh", "erf recompute": "none"}
 

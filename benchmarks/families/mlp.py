@@ -10,8 +10,6 @@ from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradien
 from benchmarks.kit import bert
 from bert_fast import ops
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new", "erf recompute": "gelu", "erf fp32-parameters": "gelu"}
 _NAMES = ("y", "dx", "dup_weight", "dup_bias", "ddown_weight", "ddown_bias")
 

@@ -16,8 +16,6 @@ from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out_step
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 Shapes = list[tuple[int, ...]]
 # Small steps: hundreds of them on the same gradients must leave weights that still look like weights.
 HYPER = {"adamw": Hyper(lr=1e-6), "lamb": Hyper(lr=1e-6, max_grad_norm=1.0)}

@@ -11,8 +11,6 @@ from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.storage import join_memory
 
-__all__ = ["aot_cases", "cases", "cpu_cases", "small_cases", "smoke_cases"]
-
 _NAMES = ("qkv", "dx", "dwq", "dbq", "dwk", "dbk", "dwv", "dbv")
 
 

@@ -3,6 +3,8 @@
     python -m benchmarks.gemm_tuning [--seconds N] [--only TEXT] [--specialized]
                                                                      times on this GPU, the most telling products first
     python -m benchmarks.gemm_tuning --write-table                   tables from all stored results; needs no GPU
+    python -m benchmarks.gemm_tuning --admit                         compiles every table's tiles by the Triton at hand,
+                                                                     and says in the table whether it is for this one
     python -m benchmarks.gemm_tuning --list
 
 Part `gemm` of `make gpu` does the first within its budget. For every product of BERT's layers and of its vocabulary,
@@ -18,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gemm_tuning.products import PRODUCTS
-from benchmarks.gemm_tuning.table import write_tables
+from benchmarks.gemm_tuning.table import admit, write_tables
 from benchmarks.gpu.parts import Job, gemm
 from benchmarks.gpu.run import Run
 from benchmarks.kit.record import RESULTS, gpu_environment, slug
@@ -32,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--write-table", action="store_true", help="write tables instead of timing")
+    parser.add_argument("--admit", action="store_true", help="whether stored tables are for this Triton")
     parser.add_argument("--list", action="store_true", help="print the products and stop")
     parser.add_argument("--specialized", action="store_true", help="tiles with warps for loads, instead of all others")
     parser.add_argument("--only", default="", help="products whose name contains a text")
@@ -45,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.write_table:
         return write_tables(options.results, options.output)
+    if options.admit:
+        return admit(options.output)
     if not torch.cuda.is_available():
         print("no CUDA or ROCm device: nothing was timed")
         return 1

@@ -4,6 +4,7 @@ A table is stale if its tiles are launched in another way than they were timed: 
 test compares it. A change to the launcher that leaves a table's tiles alone leaves the hash alone.
 """
 
+import functools
 import hashlib
 import threading
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gemm_tuning.products import PRODUCTS, Product, compute, operands
-from bert_fast.kernels._gemm_table import Tile
+from bert_fast.kernels._gemm_tiles import Tile
 from bert_fast.kernels._launch import assume_architecture
 from bert_fast.kernels._launch_plan import recorders
 
@@ -51,10 +52,18 @@ def launches(product: Product, tile: Tile) -> list[str]:
 def launches_hash(entries: list[dict[str, Any]]) -> str:
     """Hash of the launches of all entries of a table that our kernel makes."""
     digest = hashlib.sha256()
-    by_key = {tuple(getattr(product, name) for name in _KEY): product for product in PRODUCTS}
     for entry in entries:
         if entry["tile"] is not None:
-            key = tuple(entry[name] for name in _KEY)
-            product = by_key.get(key) or Product("", *key[:2], *key[3:], dtype=key[2])
-            digest.update("\n".join(launches(product, Tile.from_json(entry["tile"]))).encode() + b"\0")
+            digest.update("\n".join(launches(product_of(entry), Tile.from_json(entry["tile"]))).encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def product_of(entry: dict[str, Any]) -> Product:
+    """The product that an entry of a table is of."""
+    key = tuple(entry[name] for name in _KEY)
+    return _by_key().get(key) or Product("", *key[:2], *key[3:], dtype=key[2])
+
+
+@functools.cache
+def _by_key() -> dict[tuple[Any, ...], Product]:
+    return {tuple(getattr(product, name) for name in _KEY): product for product in PRODUCTS}

@@ -63,7 +63,10 @@ def table(lines: Iterable[Line], source: str) -> dict[str, Any] | None:
             "tile": ours["tile"] if ours is not None and is_ours else None,
             "us": {"library": library["us"], "ours": None if ours is None else ours["us"]},
         })  # fmt: skip
-    named = {name: last.get(name) for name in ("triton", "torch", "cuda", "hip", "driver", "commit", "dirty", "time")}
+    named = {name: last.get(name) for name in (
+        "architecture", "multiprocessors", "triton", "torch", "cuda", "hip", "driver", "commit", "dirty", "time",
+    )}  # fmt: skip
+    named |= {"tritons": [".".join(_minor(last))]}  # `admit` adds others
     return {"format": 1, "device": last["gpu"], "source": source, **named, "entries": entries} if entries else None
 
 
@@ -74,7 +77,7 @@ def _minor(line: Line) -> list[str]:
 def write_tables(results: Path, output: Path | None = None) -> int:
     """Writes the table of every device in the results; 1 where there is none to write."""
     from benchmarks.gemm_tuning.launches import launches_hash
-    from bert_fast.kernels._gemm_table import slug, source_hash
+    from bert_fast.kernels._gemm_tiles import slug, source_hash
 
     by_device: dict[str, list[Line]] = {}
     for path in sorted(results.glob("*.jsonl")):
@@ -88,6 +91,7 @@ def write_tables(results: Path, output: Path | None = None) -> int:
             print(f"{device}: no results of the present kernels ({source_hash()}): run `make gpu` there")
             continue
         made["launches"] = launches_hash(made["entries"])
+        _keep_tritons(made, FOLDER / f"{slug(device)}.json")
         path = (output or FOLDER) / f"{slug(device)}.json"
         path.write_text(dumps(made), encoding="utf-8")
         ours = sum(entry["tile"] is not None for entry in made["entries"])
@@ -96,6 +100,31 @@ def write_tables(results: Path, output: Path | None = None) -> int:
     if not by_device:
         print(f"no results of kind gemm from a GPU in {results.name}: nothing was written")
     return 0 if written else 1
+
+
+def _keep_tritons(made: dict[str, Any], path: Path) -> None:
+    """A table that has the entries of the one before it is for the same versions of Triton."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if all(before.get(name) == made[name] for name in ("source", "launches", "entries")):
+        made["tritons"] = before["tritons"]
+
+
+def admit(folder: Path | None = None) -> int:
+    """Compiles the tiles of every stored table and says in it whether it is for this Triton; 1 where one is not."""
+    import triton
+
+    from benchmarks.gemm_tuning.compiled import problems
+
+    minor, refused = ".".join(triton.__version__.split(".")[:2]), False
+    for path in sorted((folder or FOLDER).glob("*.json")):
+        made = json.loads(path.read_text(encoding="utf-8"))
+        found = problems(made["entries"], made["architecture"])
+        tritons = {*made["tritons"], minor} - ({minor} if found else set())
+        made["tritons"] = sorted(tritons, key=lambda version: [int(part) for part in version.split(".")])
+        path.write_text(dumps(made), encoding="utf-8")
+        print("\n".join([*found, f"{path.name}: for Triton {', '.join(made['tritons'])}"]))
+        refused |= bool(found)
+    return int(refused)
 
 
 def dumps(made: dict[str, Any]) -> str:

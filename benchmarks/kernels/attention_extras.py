@@ -6,8 +6,6 @@ from torch import Tensor
 from benchmarks.kernels.case import KernelCase, Problem, assert_gradients_close
 from bert_fast.testing.attention import AttentionCase
 
-__all__ = ["tolerances_of", "with_extras"]
-
 
 def tolerances_of(device: torch.device) -> str:
     """The name under which the table of tolerances has attention's results on a device."""

@@ -8,8 +8,6 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["VARIABLES", "use_assembler"]
-
 # What Triton reads: the second for sm_100 and later and, from 3.9 on, for sm_90.
 VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 _ANSWER_S = 60

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BAD", "INK", "MAIN", "SECOND", "SOFT", "bars", "styled", "svg"]
-
 MAIN, SECOND, INK, SOFT, BAD = "#0f6b8f", "#e08a3c", "#26323b", "#5d6b76", "#b3402a"
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable

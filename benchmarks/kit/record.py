@@ -117,7 +117,7 @@ def gpu_environment(device: str = "cuda", commit: str | None = None) -> dict[str
     is_gpu = device == "cuda"
     return {
         "run": f"{_now()}-{uuid.uuid4().hex[:6]}",
-        "gpu": torch.cuda.get_device_name() if is_gpu else None,
+        **(_gpu() if is_gpu else {"gpu": None}),
         "driver": _driver() if is_gpu else None,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
@@ -128,6 +128,15 @@ def gpu_environment(device: str = "cuda", commit: str | None = None) -> dict[str
         "commit": commit or found,
         "dirty": dirty,
     }
+
+
+def _gpu() -> dict[str, Any]:
+    import torch
+
+    from bert_fast.devices import chip
+
+    found = chip(torch.cuda.current_device())
+    return {"gpu": found.product, "architecture": found.name, "multiprocessors": found.multiprocessors}
 
 
 def slug(name: str) -> str:

@@ -12,8 +12,6 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["SavedStorage", "saved_bytes", "saved_storages"]
-
 
 def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     """Bytes that autograd holds on to after `forward()`: distinct storages, without the parameters of `model`.

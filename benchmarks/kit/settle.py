@@ -66,7 +66,7 @@ def _without_traces(line: Line) -> Line:
 
 
 def shared(lines: list[Line]) -> Iterator[Line]:
-    """The same for a file: before a run's lines one of kind "run" that says its name, when it ended and what they share.
+    """The same for a file: before a run's lines one of kind "run" with its name, its end and what they share.
 
     Of kind "tests" there is one for all that passed.
     """

@@ -14,8 +14,6 @@ from torch import Tensor
 from bert_fast.batch_invariance import refuse_on_gpu
 from bert_fast.devices import wide_products
 
-__all__ = ["cast", "linear", "matmul", "matmul_add", "weight_gradient"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

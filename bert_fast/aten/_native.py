@@ -9,8 +9,6 @@ from torch import Tensor
 from bert_fast import native
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
-__all__ = ["address", "dropout_arguments", "routines"]
-
 
 def routines(*tensors: Tensor | None) -> ModuleType | None:
     """The extension if it can work on these tensors (fp32 on the CPU), else None."""

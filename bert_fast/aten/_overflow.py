@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["with_overflows"]
-
 
 def with_overflows(y: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """y [T, H] and rstd [T], both NaN in rows where rstd is 0: to be called where `not rstd.all()`, on the CPU only.

@@ -22,8 +22,6 @@ from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["attention_bwd", "attention_fwd"]
-
 MAX_NATIVE_HEAD_DIM = 256
 
 

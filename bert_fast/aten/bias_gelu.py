@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from bert_fast.aten._gemm import cast
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["bias_gelu_bwd", "bias_gelu_fwd"]
-
 _aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from bert_fast.reference.cross_entropy import CrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["cross_entropy_bwd", "cross_entropy_fwd"]
-
 # Scores treated at once, on the CPU by each thread: 1 MB of fp32 stays in a core's second cache, and ten calls cost
 # little beside it; a GPU needs enough to be busy (64 MB).
 _CPU_SCORES, _OTHER_SCORES = 2**18, 2**24

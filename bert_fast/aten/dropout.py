@@ -7,8 +7,6 @@ from bert_fast import native
 from bert_fast.aten._native import address, dropout_arguments
 from bert_fast.reference import dropout as reference
 
-__all__ = ["dropout_bwd", "dropout_fwd"]
-
 
 def dropout_fwd(x: Tensor, dropout_p: float, seed: Tensor | None, coords: Tensor | None, site: int) -> Tensor:
     """As `reference.dropout.dropout_fwd`."""

@@ -8,8 +8,6 @@ from bert_fast.aten._overflow import with_overflows
 from bert_fast.aten.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm, output_suffices
 
-__all__ = ["dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd"]
-
 
 def dropout_add_layer_norm_fwd(a: DropoutAddLayerNorm) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """(y, h, mean, rstd), as `reference.dropout_add_layer_norm`."""

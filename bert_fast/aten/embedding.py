@@ -13,8 +13,6 @@ from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.reference.embedding import LOOKED_UP, Embedding
 from bert_fast.reference.precision import wide, wide_dtype
 
-__all__ = ["embedding_bwd", "embedding_fwd"]
-
 # Bytes from which malloc takes fresh pages for every gradient, whatever came before (glibc's largest threshold): then
 # writing zeros costs more than all sums, 0.1 to 0.3 s for 250,002 rows of 768.
 _LARGE_TABLE = 2**25

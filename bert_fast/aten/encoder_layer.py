@@ -20,8 +20,6 @@ from bert_fast.aten.qkv_projection import qkv_projection_bwd, qkv_projection_fwd
 from bert_fast.reference.encoder_layer import EncoderLayer, LayerOps, Saved
 from bert_fast.storage import one_tensor
 
-__all__ = ["encoder_layer_bwd", "encoder_layer_fwd", "encoder_layers_fwd"]
-
 _OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
     dropout_add_layer_norm_fwd, dropout_add_layer_norm_bwd, mlp_fwd, mlp_bwd, one_tensor,

@@ -6,8 +6,6 @@ from torch import Tensor
 from bert_fast.aten._overflow import with_overflows
 from bert_fast.reference.layer_norm import LayerNorm
 
-__all__ = ["layer_norm_bwd", "layer_norm_fwd"]
-
 
 def layer_norm_fwd(a: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd), as `reference.layer_norm`."""

@@ -7,8 +7,6 @@ from torch import Tensor
 from bert_fast.aten._gemm import cast, linear, matmul, weight_gradient
 from bert_fast.reference.linear import Linear
 
-__all__ = ["linear_bwd", "linear_fwd"]
-
 
 def linear_fwd(a: Linear) -> Tensor:
     """y, as `reference.linear`; wider parameters are rounded to the dtype of x."""

@@ -18,8 +18,6 @@ from bert_fast.aten._gemm import matmul, weight_gradient
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
-
 # Of the logits of a chunk. CPU: just below 2^25, where glibc's malloc stops keeping memory (274 rows of 30,522 in fp32;
 # chunks of 128 and of 614 rows are 3 to 6 % slower). Elsewhere products need more rows to be fast.
 _CPU_CHUNK_BYTES, _OTHER_CHUNK_BYTES = 2**25 - 2**12, 2**27

@@ -10,8 +10,6 @@ from bert_fast.aten.linear import linear_bwd
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.linear_gelu import LinearGelu
 
-__all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
-
 
 def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.linear_gelu`, of pre as rounded to the dtype of x."""

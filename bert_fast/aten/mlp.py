@@ -18,8 +18,6 @@ from bert_fast.aten.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.mlp import UP, Mlp
 
-__all__ = ["CHUNK_BYTES", "chunk_tokens", "mlp_bwd", "mlp_fwd"]
-
 # The most that a chunk of a [T, I] tensor takes. Two or three of them are alive at once: larger ones leave the cache,
 # and the allocator gives their memory back to the system; smaller ones read and write the weights and their gradients
 # more often. 512 tokens of BERT-base and -large, 1,024 of MiniLM in fp32: measured in docs/kernels/mlp.md.

@@ -15,8 +15,6 @@ from torch import Tensor
 from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["adamw_step", "global_norm", "lamb_step"]
-
 # Below this the squares of elements lose digits in fp32, above fp32's range the sum is infinite: then fp64 is used.
 _SMALLEST_FP32_NORM = 1e-15
 _PORTION = 2**18  # elements that the CPU treats at a time: 1 MB of each tensor

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["RelativePositions"]
-
 
 class _Term(NamedTuple):
     """x's products with the table: score (i, j) of x = q is element `columns[i, j]` of row i; of x = k, of row j."""

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CASES", "TINY", "Case", "Size", "cases_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Size:

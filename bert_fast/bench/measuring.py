@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from bert_fast.bench.cases import Case, Size
 from bert_fast.huggingface import fuse
 
-__all__ = ["MOST_DIFFERENCE", "Result", "Timing", "compare", "timed"]
-
 # Of the hidden states of one model computed in two ways, whose elements are about 1 in size: rounding of 12 layers, in
 # fp32, and in bf16 under autocast.
 MOST_DIFFERENCE = {"cpu": 1e-3, "cuda": 0.15}

@@ -6,8 +6,6 @@ Text is escaped here and nowhere else.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["Html", "figure", "inline", "joined", "page", "section", "table", "tagged"]
-
 _CSS = """
 :root { color-scheme: light; --ink: #26323b; --soft: #5d6b76; --line: #dde4e9; --bad: #b3402a; --good: #2e7d4f; }
 body { margin: 0; background: #f4f6f8; color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }

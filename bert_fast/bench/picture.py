@@ -6,8 +6,6 @@ The SVG brings its own background and follows the reader's light or dark setting
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Bar", "Group", "Picture", "as_svg", "as_text"]
-
 _WIDTH, _MARGIN, _FIGURES, _LETTER = 680, 20, 66, 8  # pixels: of the picture, its edge, the figures, a letter
 _ROW, _BAR = 30, 18  # pixels: from bar to bar, and of a bar
 _STYLE = """

@@ -13,8 +13,6 @@ from bert_fast.bench.measuring import Result
 from bert_fast.bench.page import Html, figure, page, section, table
 from bert_fast.bench.picture import Bar, Group, Picture, as_svg
 
-__all__ = ["device_name", "measured_on", "picture_of", "render_page"]
-
 
 def device_name(device: torch.device) -> str:
     """Of a device that a model runs on, in words."""

@@ -17,8 +17,6 @@ from bert_fast.errors import SourceError
 from bert_fast.terminal import printable
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["ModelArguments", "check_fit", "make_parser", "parsed"]
-
 # Of transformers' hundred flags, those that most runs set; --help shows no others.
 _USUAL = {
     "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",

@@ -10,8 +10,6 @@ from bert_fast.cli.common import positive, seconds
 from bert_fast.files import write_atomically
 from bert_fast.terminal import Part, StatusLine
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bert-fast bench`."""

@@ -8,8 +8,6 @@ from functools import partial
 from bert_fast.numerals import parsed_integer, parsed_number
 from bert_fast.terminal import printable
 
-__all__ = ["is_main_process", "natural", "positive", "say", "seconds"]
-
 
 def _whole(least: int, text: str) -> int:
     try:

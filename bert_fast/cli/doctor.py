@@ -20,8 +20,6 @@ from typing import Any
 from bert_fast import backend, devices, env, native
 from bert_fast._version import __version__
 
-__all__ = ["add_arguments", "collect", "render", "run"]
-
 BUILD_COMMAND = "pip install -e ."
 
 
@@ -167,7 +165,7 @@ def _devices() -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "gpus": [f"{one.product}, {one.name}, {one.shared_bytes // 1024} KB of shared memory" for one in chips],
         "gpu_problems": [devices.triton_problems(gpu) for gpu in gpus],
-        "gpu_table_problems": [backend.table_problem(gpu.index) for gpu in gpus],
+        "gpu_product_tables": [backend.product_table(gpu.index)._asdict() for gpu in gpus],
         "gpu_assemblers": [None if torch.version.hip else devices.assembler(one.capability) for one in chips],
         "cuda_build": torch.version.cuda,
         "hip_build": torch.version.hip,
@@ -231,9 +229,9 @@ def _advice(report: dict[str, Any]) -> Iterator[str]:
     for index, problems in enumerate(hardware["gpu_problems"]):
         for problem in problems:
             yield f"GPU {index} does without Triton's kernels, its ops run on the torch back-end: {problem}"
-    for index, problem in enumerate(hardware["gpu_table_problems"]):
-        if problem is not None:
-            yield f"GPU {index} makes matrix products without its stored table, which can be slower: {problem}"
+    for index, table in enumerate(hardware["gpu_product_tables"]):
+        if table["problem"] is not None:
+            yield f"GPU {index} makes matrix products without its stored table, which can be slower: {table['problem']}"
     yield from _forced_backend_advice(report["backends"])
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from bert_fast.cli.training import check_output, train
 
-__all__ = ["run"]
-
 _TASKS = "classify, ner, qa, choice"
 _LEARNED_BEFORE = ("bert.embeddings.", "bert.encoder.")  # the rest is learned from the examples
 _OF_TASK = "of the task"  # metric_for_best_model, unless a flag names one

@@ -17,8 +17,6 @@ from bert_fast._version import __version__
 from bert_fast.cli.common import is_main_process, say
 from bert_fast.errors import BackendError, CheckpointError, StoreError, TrainingError
 
-__all__ = ["COMMANDS", "command", "main"]
-
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
     "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",

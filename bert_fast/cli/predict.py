@@ -15,8 +15,6 @@ from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
 from bert_fast.terminal import printable
 
-__all__ = ["PredictArguments", "run"]
-
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
 
 

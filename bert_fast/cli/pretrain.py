@@ -7,8 +7,6 @@ from typing import Any
 
 from bert_fast.cli.training import check_output, train
 
-__all__ = ["SIZES", "make_config", "run"]
-
 _BASE_RANGE, _BASE_WIDTH = 0.02, 768  # BERT-base, by which other widths go
 # name -> (layers, hidden size). Turc et al. 2019 (arXiv:1908.08962), and Devlin et al. 2018 (arXiv:1810.04805).
 SIZES = {

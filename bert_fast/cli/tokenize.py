@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from bert_fast.data.tokenize_files import Report
     from bert_fast.tokenization import Tokenizer
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bert-fast tokenize`."""

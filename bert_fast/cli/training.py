@@ -9,8 +9,6 @@ from typing import Any
 from bert_fast.cli.common import is_main_process, say
 from bert_fast.terminal import printable
 
-__all__ = ["check_output", "is_time", "train"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_TORCH = ("PytorchStreamWriter", "inline_container.cc")  # what torch.save names in its errors
 

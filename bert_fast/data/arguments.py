@@ -7,8 +7,6 @@ import numpy as np
 from bert_fast.checks import check_integer
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["check_tokenizer_kind", "row_index", "row_indices", "whole_numbers"]
-
 
 def check_tokenizer_kind(tokenizer: Any) -> None:
     """Raises TypeError unless it is a tokenizer of this library."""

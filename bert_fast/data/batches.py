@@ -23,8 +23,6 @@ from bert_fast.data.counter_random import CounterRandom
 from bert_fast.graphs import Budget
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["BatchPlan", "Batches", "EpochBatches", "Source", "only"]
-
 _GOOD_FILL = 0.98  # below, examples of like lengths are put together,
 _WORTH_SORTING = 0.995  # if that leaves no more than this share of the batches
 _MAX_OPEN = 512  # batches that wait for examples

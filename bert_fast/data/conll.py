@@ -18,8 +18,6 @@ from bert_fast.data.records import read_text
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["read_conll"]
-
 _SPACES = " \t\r"
 _GAP = re.compile(r"[ \t][ \t\r]*")  # between columns without tabs; other spaces may be part of a word
 _LABELLED_ROW = re.compile(r"#(?: .*)?[ \t](?:O|[A-Z]-\S+)$", re.ASCII)

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CounterRandom", "below"]
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 

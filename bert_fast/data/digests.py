@@ -19,11 +19,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "CHUNK_BYTES", "DIGESTS", "ChunkDigests", "Digest", "check_seal", "chunk_digests", "data_digest",
-    "file_digest", "seal",
-]  # fmt: skip
-
 CHUNK_BYTES = 1 << 30
 DIGESTS = "digests"  # key of the digests of files in the JSON object that describes them
 _SEAL = "digest"  # key of the digest of that object itself

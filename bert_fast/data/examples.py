@@ -11,8 +11,6 @@ from bert_fast.data.arguments import row_indices
 from bert_fast.data.sequences import Sequences
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Examples"]
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:

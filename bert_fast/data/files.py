@@ -15,14 +15,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from bert_fast.data.records import JSON_LINES, TABLES, ending_of, read_bytes, read_text, records
+from bert_fast.data.records import JSON_LINES, TABLES, ending_of, read_bytes, records
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
 if TYPE_CHECKING:
     import datasets
-
-__all__ = ["column_texts", "column_values", "read_rows", "read_text", "value_error"]
 
 _PARQUET = ".parquet"
 

@@ -17,8 +17,6 @@ from bert_fast.data.counter_random import CounterRandom
 from bert_fast.data.sequences import ranges
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["Masked", "Masking"]
-
 MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens: [MASK], any word; the rest stay as they are
 _PLACE_BITS, _RANDOM_BITS = 16, 28  # of a sort key; 20 bits are left for the number of the sequence
 _MAX_SEQUENCES = 1 << (64 - _PLACE_BITS - _RANDOM_BITS)

@@ -18,8 +18,6 @@ from bert_fast.checks import check_tensor
 from bert_fast.ops.packing import Packing
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["PackedCollator"]
-
 _NAMES = {"label": "labels", "label_ids": "labels"}  # what data sets call what models call labels
 _OWN = ("cu_seqlens", "max_seqlen")  # entries that the collator makes
 

@@ -25,8 +25,6 @@ from bert_fast.errors import StoreError
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["PretrainingSource", "token_counts", "unigram_entropy"]
-
 _MAX_LENGTH = 1 << 16  # tokens that masking counts
 _TOKENS_AT_ONCE = 1 << 24  # whose ids are counted
 _OPTIONS = (

@@ -5,8 +5,6 @@ import numpy as np
 from bert_fast.data.masking import MASKED, REPLACED
 from bert_fast.data.pretraining import PretrainingSource
 
-__all__ = ["context_free_loss"]
-
 _EXAMPLES_AT_ONCE = 1 << 12
 
 

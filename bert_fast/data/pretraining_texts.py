@@ -24,8 +24,6 @@ from bert_fast.data.counter_random import CounterRandom, below
 from bert_fast.data.token_store import TokenStore
 from bert_fast.errors import StoreError
 
-__all__ = ["Passages", "SentencePairs", "Texts", "check_documents", "full_sentences", "sentence_pairs"]
-
 RANDOM = 0.5  # share of pairs whose second part is from elsewhere
 _ATTEMPTS = 8  # at a sentence that fits
 _PART_EXAMPLES = 64  # documents are planned in parts of about so many examples, all parts at the same time

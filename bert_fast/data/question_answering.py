@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 from bert_fast.data.examples import Examples
-from bert_fast.data.files import read_rows, read_text
+from bert_fast.data.files import read_rows
+from bert_fast.data.records import read_text
 from bert_fast.data.sequences import Sequences, ranges
 from bert_fast.errors import SourceError
 from bert_fast.tokenization import Tokenizer
-
-__all__ = ["read_questions", "split_into_windows"]
 
 _MAX_QUESTION_TOKENS = 64  # Devlin et al. 2018 (arXiv:1810.04805), in the scripts beside the paper
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character: no Unicode

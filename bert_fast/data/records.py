@@ -10,8 +10,6 @@ from typing import Any
 from bert_fast.errors import SourceError
 from bert_fast.files import open_regular, path_name
 
-__all__ = ["JSON_LINES", "TABLES", "check_start", "ending_of", "json_objects", "read_bytes", "read_text", "records"]
-
 TABLES, JSON_LINES = (".tsv", ".txt", ".csv"), (".json", ".jsonl", ".ndjson")
 _MAX_FIELD_CHARS = (1 << 31) - 1  # of CSV; what a C long holds everywhere
 _UTF8_BOM = b"\xef\xbb\xbf"

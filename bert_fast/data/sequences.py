@@ -21,8 +21,6 @@ from bert_fast.tokenization.form import Joined
 from bert_fast.tokenization.layout import Truncation, plan_rows
 from bert_fast.tokenization.pack import PackedBatch
 
-__all__ = ["Sequences", "packed_batch", "ranges"]
-
 
 @dataclass(frozen=True)
 class Sequences:

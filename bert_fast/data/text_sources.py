@@ -23,8 +23,6 @@ from bert_fast.data.records import check_start, json_objects
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name
 
-__all__ = ["FORMATS", "Block", "ReadOptions", "TextSource", "check_stream", "find_sources", "read_blocks"]
-
 # name -> what is a document
 FORMATS = {
     "text": "a sentence a line; an empty line (one without tokens) and the end of the file end the document",

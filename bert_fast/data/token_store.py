@@ -30,8 +30,6 @@ from bert_fast.errors import StoreError
 from bert_fast.files import path_name
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["FORMAT_VERSION", "TokenStore", "tokenizer_hash"]
-
 FORMAT_VERSION = 1
 TOKENS, DOCUMENTS, SENTENCES = "tokens.bin", "documents.bin", "sentences.bin"
 STORE, PROGRESS = "store.json", "progress.json"

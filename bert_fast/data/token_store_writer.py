@@ -37,8 +37,6 @@ from bert_fast.errors import StoreError
 from bert_fast.files import is_temporary, write_atomically
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["Progress", "StoreWriter", "check_same", "describe"]
-
 _FRESH = {TOKENS, DOCUMENTS, SENTENCES}  # what a run that ended before its first record leaves behind
 _WAY_OUT = "; write into another directory, or remove this one"
 

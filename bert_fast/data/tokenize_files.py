@@ -25,8 +25,6 @@ from bert_fast.files import path_name
 from bert_fast.tokenization import Tokenizer
 from bert_fast.tokenization.ragged import RaggedBatch
 
-__all__ = ["Report", "tokenize_files"]
-
 _BLOCKS_BEHIND = 2  # the reader
 _MAX_THREADS = (1 << 31) - 1
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from bert_fast.checks import check_count, check_number
 
-__all__ = ["Budget", "budgets_for", "by_work", "num_tokens"]
-
 _CANDIDATES = 64  # of each kind: sizes that budgets may have, of thousands of batches
 
 

@@ -10,8 +10,6 @@ from bert_fast.checks import check_count, check_dtype, check_ids, check_shape, c
 from bert_fast.graphs.budgets import Budget, num_tokens
 from bert_fast.ops.packing import as_length, check_offsets
 
-__all__ = ["TokenBuffers", "check_batch"]
-
 _IGNORED = -100  # an integer label that no loss counts
 # Places within a sequence; one past the longest is in none, and no loss counts it (a negative one means the first).
 _PLACES = ("start_positions", "end_positions")

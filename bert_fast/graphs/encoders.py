@@ -21,8 +21,6 @@ from bert_fast.ops._register import is_watched
 from bert_fast.ops.packing import Packing, longest_first
 from bert_fast.remembered import Remembered
 
-__all__ = ["EncoderGraphs"]
-
 _MOST_FORMS = 4  # of the same budgets: training and evaluation, with and without autocast; then all are given up
 _NUM_WARMUP = 2
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

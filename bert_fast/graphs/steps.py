@@ -11,8 +11,6 @@ from bert_fast.errors import BackendError
 from bert_fast.graphs.budgets import Budget, by_work
 from bert_fast.graphs.buffers import TokenBuffers, check_batch
 
-__all__ = ["CapturedStep", "check_device"]
-
 
 def check_device(name: str, device: torch.device | str) -> None:
     """Raises BackendError, naming the argument, unless the device can capture graphs."""

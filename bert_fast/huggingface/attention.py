@@ -14,8 +14,6 @@ from bert_fast.ops.attention import attention, attention_padded
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
 
-__all__ = ["attend", "register_attention"]
-
 NAME = "bert_fast"
 
 

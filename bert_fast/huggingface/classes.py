@@ -32,17 +32,6 @@ from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.originals import is_of
 from bert_fast.modules.projections import JoinedProjections
 
-__all__ = [
-    "all_models",
-    "around",
-    "fused_class",
-    "join_projections",
-    "known",
-    "original_class",
-    "swap_in",
-    "swap_out",
-]
-
 
 class _Replacement:
     """Copies and pickles of a fused object are fused."""

@@ -35,32 +35,6 @@ from bert_fast.modules.originals import is_of
 from bert_fast.modules.pooler import PackedPooler
 from bert_fast.ops.dropout import dropout_site
 
-__all__ = [
-    "FusedAttention",
-    "FusedBiasedEncoder",
-    "FusedContainer",
-    "FusedCrossAttention",
-    "FusedEmbeddings",
-    "FusedEncoder",
-    "FusedFeedForward",
-    "FusedFlatLayer",
-    "FusedHolder",
-    "FusedIntermediate",
-    "FusedJoinedAttention",
-    "FusedLayer",
-    "FusedOutput",
-    "FusedPooler",
-    "FusedPredictionHead",
-    "FusedPredictionTransform",
-    "FusedReplacedTokens",
-    "FusedSelfAttention",
-    "FusedSelfOutput",
-    "FusedWordHead",
-    "clear_sites",
-    "fused_name",
-    "set_sites",
-]
-
 # (class, its forward) of modules that compute one of the fused activations -> the activation's name. ACT2FN makes a new
 # module at every look-up. A forward that was replaced before this was imported is not of these libraries.
 _NAMES = {

@@ -11,8 +11,6 @@ import transformers
 
 from bert_fast.ops.dropout import DropoutSite
 
-__all__ = ["IS_VERSION_4", "ONLY_IN_VERSION_4", "ONLY_IN_VERSION_5", "Family"]
-
 IS_VERSION_4 = int(transformers.__version__.split(".")[0]) < 5
 # Classes that only one version has, as records name them.
 ONLY_IN_VERSION_4 = ("*SdpaSelfAttention", "DistilBertSdpaAttention", "MultiHeadSelfAttention")

@@ -19,16 +19,6 @@ from torch import Tensor
 
 from bert_fast.env import SETTINGS
 
-__all__ = [
-    "OFFSETS",
-    "Texts",
-    "is_known_attention",
-    "offsets_problem",
-    "texts_of",
-    "texts_of_row",
-    "texts_reason",
-]
-
 _ATTENTION = ("eager", "sdpa", "flash_attention", "flex_attention", "paged", "bert_fast", "None")  # beginnings
 OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from bert_fast.huggingface.family import Family
 
-__all__ = ["Fused", "FusedAround", "FusedUncalled", "part", "runs"]
-
 
 class Fused:
     """Base of all classes that take the place of one of transformers', see `classes`.

@@ -8,8 +8,6 @@ from torch import nn
 
 from bert_fast.graphs import Budget, EncoderGraphs
 
-__all__ = ["fuse", "unfuse", "why_not"]
-
 _M = TypeVar("_M", bound=nn.Module)
 
 

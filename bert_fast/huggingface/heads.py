@@ -12,14 +12,6 @@ from bert_fast.huggingface.models import Asked, FusedModel, asked_in_call, first
 from bert_fast.huggingface.reasons import has_noticing_hooks
 from bert_fast.modules.call import first_rows
 
-__all__ = [
-    "FusedFirstTokenClassification",
-    "FusedFirstTokenHead",
-    "FusedForSequenceClassification",
-    "FusedPooledHead",
-    "FusedSummaryHead",
-]
-
 
 class FusedPooledHead(Fused):
     """A head on the pooled sequence: of the last layer, only the first tokens' rows are computed."""

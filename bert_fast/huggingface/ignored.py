@@ -13,8 +13,6 @@ from typing import Any
 from bert_fast.huggingface.family import IS_VERSION_4
 from bert_fast.modules.originals import at_trace_time
 
-__all__ = ["is_ignored"]
-
 # Modules whose functions get arguments that a model does not know, beside the model's own.
 _MODULES = (
     "integrations.flash_attention", "integrations.flex_attention", "integrations.sdpa_attention", "loss.loss_utils",

@@ -19,21 +19,6 @@ from bert_fast.models.packed import Encoded, PackedBertModel
 from bert_fast.modules.call import RowChoice, first_rows, first_tokens
 from bert_fast.ops.packing import Packing, sent
 
-__all__ = [
-    "Asked",
-    "FusedModel",
-    "asked_in_call",
-    "beside_tokens",
-    "by_name",
-    "chosen",
-    "encode_arguments",
-    "first_column",
-    "is_fused_model",
-    "kept_tokens",
-    "positional",
-    "reads_padding",
-]
-
 _ENCODE = (
     "input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds",
     "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states", "cu_seqlens", "max_seqlen",

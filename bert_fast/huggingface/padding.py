@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["CallLocal", "Padding", "first_kept", "padding_of_call"]
-
 _T = TypeVar("_T")
 
 

@@ -5,8 +5,6 @@ import threading
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Patch", "patch_transformers"]
-
 _lock = threading.Lock()
 _holders: set["Patch"] = set()  # patches not undone: while there is one, models are fused
 _wrapped: dict[type, tuple[Any, Any]] = {}  # class -> its __init__ and ours

@@ -13,8 +13,6 @@ from typing import Any
 from bert_fast.huggingface.family import IS_VERSION_4, Family
 from bert_fast.modules.originals import GLOBAL_HOOKS, Originals, at_trace_time, is_of, replaced_in_torch
 
-__all__ = ["process_reasons"]
-
 # Of a library's functions and methods, those that a packed call computes in place of, beside every `forward`.
 _FUNCTIONS = (
     "eager_attention_forward", "create_bidirectional_mask", "create_causal_mask", "apply_chunking_to_forward",

@@ -24,16 +24,6 @@ from bert_fast.modules.fusable import has_hooks
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
-__all__ = [
-    "ARGUMENTS",
-    "has_hooked_linears",
-    "has_noticing_hooks",
-    "reasons",
-    "runs_again",
-    "setting",
-    "standing_reasons",
-]
-
 # Arguments of a model's forward that the packed path has a use for, or that need none.
 ARGUMENTS = frozenset(
     (

@@ -14,8 +14,6 @@ from typing import Any
 from bert_fast.tokenization import Tokenizer, load_tokenizer
 from bert_fast.tokenization.template_file import read_template, special_ids
 
-__all__ = ["same_tokenizer"]
-
 _NAMES = ("Bert", "Camembert", "DistilBert", "Electra", "MPNet", "XLMRoberta")
 _CLASSES = {f"{name}Tokenizer{kind}" for name in _NAMES for kind in ("", "Fast")}
 _CLASSES |= {"PreTrainedTokenizerFast", "TokenizersBackend"}

@@ -26,8 +26,6 @@ from bert_fast.modules.call import first_rows, first_tokens
 from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.tokenization import PackedBatch
 
-__all__ = ["FusedCrossEncoder", "FusedSentenceTransformer"]
-
 _ORIGINALS = Originals(
     sentence_transformers,
     (

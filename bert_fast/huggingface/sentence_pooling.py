@@ -9,8 +9,6 @@ from torch import Tensor
 from bert_fast.models.pooling import pooled
 from bert_fast.ops.packing import Packing
 
-__all__ = ["TokenFeatures", "pool"]
-
 _TOKENS = "token_embeddings"
 
 

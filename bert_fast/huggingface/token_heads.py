@@ -34,14 +34,6 @@ from bert_fast.models.packed import Encoded
 from bert_fast.modules.call import Call
 from bert_fast.modules.fusable import head_linear
 
-__all__ = [
-    "FusedDiscriminator",
-    "FusedForQuestionAnswering",
-    "FusedForTokenClassification",
-    "TokenModel",
-    "output_class",
-]
-
 _POSITIONS = ("start_positions", "end_positions")
 
 

@@ -16,8 +16,6 @@ from bert_fast.models.losses import IGNORE_INDEX, class_loss
 from bert_fast.models.packed import Encoded
 from bert_fast.modules.fusable import head_linear
 
-__all__ = ["FusedForCausalLM", "FusedForMaskedLM", "FusedForPreTraining"]
-
 
 class _WordModel(TokenModel):
     """forward takes one argument more, output_logits: False leaves them out, and computes those of labelled tokens."""

@@ -22,8 +22,6 @@ Not finite: NaN gives NaN, inf gives inf (tanh: 1), -inf gives NaN (-inf * 0, as
 import triton
 import triton.language as tl
 
-__all__ = ["activation", "activation_derivative"]
-
 # From here on 2^p is 0 in either type, even times SCALE.
 _CLAMP = tl.constexpr(16.0)
 _SCALE = tl.constexpr(16777216.0)

@@ -15,8 +15,6 @@ from bert_fast.kernels._multi_tensor import (
     whole_vectors,
 )
 
-__all__ = ["adamw_step_kernel"]
-
 
 @triton.jit
 def _adamw_tile(

@@ -1,4 +1,8 @@
-"""Forward kernel of attention over tiles of keys, with online softmax (Milakov & Gimelshein, arXiv:1805.02867)."""
+"""Forward kernels of attention.
+
+Long sequences: over tiles of keys, with online softmax (Milakov & Gimelshein, arXiv:1805.02867). Short ones: a program
+holds a whole head, queries and keys, in one tile; softmax takes one pass, and each input is read once.
+"""
 
 import triton
 import triton.language as tl
@@ -19,14 +23,12 @@ from bert_fast.kernels._attention import (
     load_rows,
     locate,
     mask_scores,
+    relative_scores,
     sequence_span,
     store_rows,
     visible_keys,
 )
-from bert_fast.kernels._attention_relative import relative_scores
 from bert_fast.kernels._math import split_seed
-
-__all__ = ["_attention_fwd_kernel"]
 
 
 @triton.jit
@@ -134,4 +136,51 @@ def _attention_fwd_kernel(
     acc *= (dropout_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
     lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(l_i)) / LOG2E)
     store_rows(out_ptr + (start_q * num_heads + wide_head) * D, num_heads * D, offs_m, num_queries, acc, D, BLOCK_D)
+    tl.store(lse_ptr + wide_head * num_tokens + start_q + offs_m, lse, mask=offs_m < num_queries)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "drop_max", "site"])
+def _attention_fwd_short_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr, coords_k_ptr, seed_ptr,
+    q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride, num_tokens, num_heads, softmax_scale,
+    dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence of at most BLOCK_M queries and BLOCK_N keys."""
+    _, head, sequence = locate(1, num_heads, None)
+    start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
+    if num_queries == 0:
+        return
+    start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
+    wide_head = head.to(tl.int64)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    q_ptr += start_q * q_stride + wide_head * q_head_stride
+    k_ptr += start_k * k_stride + wide_head * k_head_stride
+    v_ptr += start_k * v_stride + wide_head * v_head_stride
+    q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)
+    k = load_rows(k_ptr, k_stride, offs_n, num_keys, D, BLOCK_D, True)
+    v = load_rows(v_ptr, v_stride, offs_n, num_keys, D, BLOCK_D, True)
+
+    batch_row, position_q, position_k = None, None, None
+    if HAS_DROPOUT or CAUSAL:
+        batch_row, position_q = load_names(coords_q_ptr + start_q * 2, offs_m, num_queries)
+    if CAUSAL:
+        position_k = load_positions(coords_k_ptr + start_k * 2, offs_n, num_keys)
+
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (softmax_scale * LOG2E)
+    scores = mask_scores(scores, (offs_n < num_keys)[None, :], position_q, position_k, Bias(None, 0, 0, 0), CAUSAL)
+    m = tl.max(scores, 1)
+    m = tl.where(m == float("-inf"), 0.0, m)
+    p = tl.exp2(scores - m[:, None])
+    total = tl.sum(p, 1)
+    if HAS_DROPOUT:
+        k0, k1 = split_seed(tl.load(seed_ptr))
+        drop = Drop(k0, k1, site, drop_max, head)
+        p = dropped(p, keep_tile(drop, batch_row, position_q, 0, BLOCK_N), softmax_scale)
+    out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+    # A query without keys: out = 0, total = 0; its output is 0 and its lse -inf.
+    out *= (dropout_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    lse = tl.where(total == 0.0, float("-inf"), (m + tl.log2(total)) / LOG2E)
+    store_rows(out_ptr + (start_q * num_heads + wide_head) * D, num_heads * D, offs_m, num_queries, out, D, BLOCK_D)
     tl.store(lse_ptr + wide_head * num_tokens + start_q + offs_m, lse, mask=offs_m < num_queries)

@@ -21,18 +21,6 @@ import torch
 from bert_fast.kernels._launch import kind_of
 from bert_fast.kernels._launch_plan import LaunchByNames
 
-__all__ = [
-    "SHORT_SEQLEN",
-    "LaunchConfig",
-    "ShortConfig",
-    "Tile",
-    "block_d",
-    "extras_config",
-    "kernel_by_names",
-    "launch_config",
-    "short_config",
-]
-
 SHORT_SEQLEN = 128  # tokens; docs/decisions/0007-attention-regimes.md
 
 

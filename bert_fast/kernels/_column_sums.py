@@ -23,8 +23,6 @@ from torch import Tensor
 from bert_fast.kernels._launch import ceil_div, unit_stride
 from bert_fast.kernels._launch_plan import LaunchPlan
 
-__all__ = ["column_sums", "launched_together", "row_sums"]
-
 # 32 columns are 128 bytes of every row of partial sums; 256 rows at once, since latency is all that is waited for.
 _PARTIALS, _COLS, _WARPS = 256, 32, 8
 _TENSORS, _SUMS = 3, 3  # tensors of partial sums that a launch takes, and sums of each: what a layer has

@@ -17,8 +17,6 @@ from bert_fast.kernels._multi_tensor import (
     whole_vectors,
 )
 
-__all__ = ["lamb_moments_kernel", "lamb_ratio_kernel", "lamb_update_kernel"]
-
 
 @triton.jit
 def _lamb_moments_tile(

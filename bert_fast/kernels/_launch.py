@@ -12,22 +12,6 @@ from torch import Tensor
 from bert_fast.devices import chip
 from bert_fast.reference.dropout import dropout_scale, dropout_threshold
 
-__all__ = [
-    "RowTile",
-    "architecture",
-    "assume_architecture",
-    "assumed_architecture",
-    "ceil_div",
-    "dropout_arguments",
-    "dropout_numbers",
-    "kind_of",
-    "num_multiprocessors",
-    "persistent_programs",
-    "register_limit",
-    "row_tile",
-    "unit_stride",
-]
-
 _WARP = 32  # threads; where AMD has 64, a warp covers what two would
 _MIN_WARPS = 4  # of a program: one for each scheduler of a multiprocessor
 # Triton's interpreter runs programs one after another: two are enough to exercise every loop and partial sum.

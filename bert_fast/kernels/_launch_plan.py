@@ -30,8 +30,6 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["LaunchByNames", "LaunchPlan", "Window", "is_watched", "launch_plan", "recorders"]
-
 _ALIGNMENT = 16  # bytes; Triton specialises kernels for addresses that are multiples of it
 _MAX_INT32 = 2**31 - 1
 _MAX_KEYS = 1024  # of a plan; more would be of numbers that change all the time

@@ -9,8 +9,6 @@ import triton.language as tl
 
 from bert_fast.kernels._math import add_pairs
 
-__all__ = ["layer_norm_backward", "mean_of_rows", "normalise", "store_of_rows"]
-
 
 @triton.jit
 def mean_of_rows(h, N_COLS: tl.constexpr):

@@ -14,8 +14,6 @@ Random bits follow `reference/dropout.py` to the bit. What makes them cheap here
 import triton
 import triton.language as tl
 
-__all__ = ["add_pairs", "keep_values", "philox4x32", "row_major", "split_seed"]
-
 PHILOX_M0 = tl.constexpr(0xD2511F53)  # multipliers and Weyl increments of Philox4x32: Salmon et al. 2011, table 2
 PHILOX_M1 = tl.constexpr(0xCD9E8D57)
 PHILOX_W0 = tl.constexpr(0x9E3779B9)

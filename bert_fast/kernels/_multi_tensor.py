@@ -8,20 +8,6 @@ whatever its size.
 import triton
 import triton.language as tl
 
-__all__ = [
-    "VECTOR",
-    "address",
-    "chunk",
-    "current",
-    "direction",
-    "load",
-    "moments",
-    "places",
-    "store",
-    "sums_of_squares",
-    "whole_vectors",
-]
-
 VECTOR = tl.constexpr(8)  # elements: 128 bits of fp16 and bf16, twice that of fp32
 
 

@@ -26,8 +26,6 @@ from bert_fast.addresses import exchange
 from bert_fast.kernels._launch_plan import _Ready
 from bert_fast.kernels._program import Launch, Program, scratch_of
 
-__all__ = ["NativeProgram", "kernel_of", "native_program"]
-
 _MAX_SHARED_BYTES = 228 * 1024  # more needs an attribute of the launch
 _WARP = 32
 _kernels: "WeakKeyDictionary[_Ready, Any]" = WeakKeyDictionary()

@@ -38,8 +38,6 @@ from bert_fast.kernels.dropout_add_layer_norm import _output_suffices
 from bert_fast.reference.dropout_add_layer_norm import AGAIN
 from bert_fast.reference.encoder_layer import EncoderLayer, Saved
 
-__all__ = ["PROGRAMS", "norm_inputs"]
-
 # Tensor cores at about half their rate, with what every chip has; it is not what a layer usually waits for.
 _BLOCK_M, _BLOCK_N, _BLOCK_K, _WARPS, _STAGES = 64, 64, 32, 4, 3
 PROGRAMS = 3  # that a multiprocessor holds at once

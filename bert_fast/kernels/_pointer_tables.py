@@ -20,8 +20,6 @@ from torch import Tensor
 
 from bert_fast.addresses import numbers_of, reader
 
-__all__ = ["Chunks", "address_table", "chunks_of", "part_of_table", "table_of"]
-
 _ADDRESSES = 448  # of a launch, more than BERT-large has tensors: 3,584 of the 4,096 bytes that arguments may take
 _BLOCK = 32  # stored at once: one a thread
 _CACHED_TABLES = 256  # a training run needs a handful; each is a few bytes per tensor or per chunk

@@ -23,8 +23,6 @@ from bert_fast.kernels import _gemm
 from bert_fast.kernels._program import Call, Empty, Program, What, steps_of
 from bert_fast.kernels._sizes import Expression
 
-__all__ = ["are_by_address", "settings", "with_products"]
-
 # PyTorch for the CPU has no such function.
 _are_tuned: Callable[[], bool] = getattr(torch._C, "_cuda_tunableop_is_enabled", lambda: False)
 _WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for sm_90 (cuBLAS documentation, cublasSetWorkspace)

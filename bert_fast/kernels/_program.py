@@ -16,22 +16,6 @@ from torch import Tensor
 
 from bert_fast.kernels._sizes import Expression
 
-__all__ = [
-    "Argument",
-    "Call",
-    "Empty",
-    "Launch",
-    "Matrix",
-    "Product",
-    "Program",
-    "Step",
-    "What",
-    "Window",
-    "part_of",
-    "scratch_of",
-    "steps_of",
-]
-
 
 def _find_part_of() -> Callable[..., Tensor]:
     """Returns the function (tensor, sizes, strides, elements from the tensor's first) that makes a view.

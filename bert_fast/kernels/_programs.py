@@ -32,8 +32,6 @@ from bert_fast.kernels._sizes import evaluate
 from bert_fast.kernels._tracing import Trace
 from bert_fast.remembered import Remembered, guard_of
 
-__all__ = ["Kind", "Programs", "by_programs", "forget"]
-
 _ALIGNMENT = 16  # bytes; what launchers and Triton choose by
 _MAX_KINDS = 256
 _MAX_FORMS = 16  # of tensors that come with the same other arguments

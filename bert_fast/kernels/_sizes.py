@@ -8,8 +8,6 @@ PyTorch's) asks for the value itself, and the program is for that value alone.
 
 from typing import Any, NamedTuple
 
-__all__ = ["Expression", "Numbers", "Size", "evaluate", "larger", "smaller"]
-
 
 class Expression(NamedTuple):
     """One integer. op: "argument" (the call's a-th), "constant" (a), or of two earlier expressions a and b.

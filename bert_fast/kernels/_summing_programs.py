@@ -5,8 +5,6 @@ import torch
 from bert_fast.kernels._launch import ceil_div, persistent_programs
 from bert_fast.kernels._sizes import larger
 
-__all__ = ["summing_programs"]
-
 # Rows of fp32 that a program adds up, term after term. A sum of N terms by P programs is off by some 2^-24 N / sqrt(P):
 # of 32,768 rows 132 programs' sum is nearly twice as far off as 512 programs', in RMS. Terms of half precision are
 # rounded more than that.

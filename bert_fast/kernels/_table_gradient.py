@@ -27,8 +27,6 @@ from torch import Tensor
 from bert_fast.kernels._launch import ceil_div
 from bert_fast.kernels._launch_plan import launch_plan
 
-__all__ = ["key_dtype", "table_gradient"]
-
 # Tokens summed by one program of the first stage: a row's owner then reads fewer than 64 tokens by itself, and pieces
 # add at most 8 / 32 bytes per element of dh.
 PIECE = 32

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from bert_fast.kernels._sizes import Size
 
-__all__ = ["NO_NAMES", "Number", "Shape", "Traced", "Untraceable", "contiguous_strides"]
-
 NO_NAMES: Mapping[str, Any] = MappingProxyType({})
 Number = int | Size
 Shape = tuple[Any, ...]

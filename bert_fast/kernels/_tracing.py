@@ -29,8 +29,6 @@ from bert_fast.kernels._program import (
 from bert_fast.kernels._sizes import Numbers, Size
 from bert_fast.kernels._traced import NO_NAMES, Shape, Traced, Untraceable, contiguous_strides
 
-__all__ = ["Trace", "Traced", "Untraceable"]
-
 Operands = tuple[Traced, Traced, Traced | None]  # of a product: a, b, bias
 _ALIGNMENT = 16  # bytes; what launchers choose by
 

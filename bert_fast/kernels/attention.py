@@ -38,10 +38,15 @@ from torch import Tensor
 
 from bert_fast.batch_invariance import ASKED
 from bert_fast.env import SETTINGS
-from bert_fast.kernels._attention_bwd import _attention_bwd_dkdv_kernel, _attention_bwd_dq_kernel
-from bert_fast.kernels._attention_extras_bwd import extras_gradients
-from bert_fast.kernels._attention_fwd import _attention_fwd_kernel
-from bert_fast.kernels._attention_short import _attention_bwd_short_kernel, _attention_fwd_short_kernel
+from bert_fast.kernels._attention import WIDTH_OF_FP32
+from bert_fast.kernels._attention_bwd import (
+    _attention_bwd_bias_kernel,
+    _attention_bwd_dkdv_kernel,
+    _attention_bwd_dq_kernel,
+    _attention_bwd_short_kernel,
+    _attention_bwd_table_kernel,
+)
+from bert_fast.kernels._attention_fwd import _attention_fwd_kernel, _attention_fwd_short_kernel
 from bert_fast.kernels._attention_tiles import (
     Tile,
     block_d,
@@ -50,13 +55,14 @@ from bert_fast.kernels._attention_tiles import (
     launch_config,
     short_config,
 )
-from bert_fast.kernels._launch import architecture, ceil_div, dropout_numbers
+from bert_fast.kernels._launch import architecture, ceil_div, dropout_numbers, num_multiprocessors
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["attention_bwd", "attention_fwd"]
-
 _MAX_INT32 = 2**31 - 1
+_PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
+_SEQUENCES = 128  # a batch's, usually
+_WIDTH = (64, 32)  # rows of the table's gradient to a program, for heads of up to 64 columns and wider ones
 
 
 def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
@@ -105,7 +111,7 @@ def attention_bwd(
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
-    return made | extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, extras)
+    return made | _extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, extras)
 
 
 def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> dict[str, Tensor]:
@@ -193,3 +199,53 @@ def _dot_precision(dtype: torch.dtype, of_fp32: str) -> str:
     if dtype != torch.float32 or SETTINGS.triton_interpret:  # the interpreter multiplies in fp32
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else of_fp32
+
+
+def _num_shares(num_programs: int, most: int, device: torch.device) -> int:
+    """How many programs share what one could do, where `num_programs` would be there without sharing."""
+    wanted = num_multiprocessors(device) * _PROGRAMS_PER_MULTIPROCESSOR
+    return max(1, min(most, wanted // num_programs))
+
+
+def _bias_gradient(arguments: dict[str, Any], bias: Tensor, tile: Tile, num_sequences: int) -> Tensor:
+    """The gradient of the bias."""
+    has_rows, has_heads, has_queries, has_keys = (size > 1 for size in bias.shape)
+    num_tiles_q, num_tiles_k = ceil_div(bias.shape[2], tile.block_m), ceil_div(bias.shape[3], tile.block_n)
+    num_programs = num_tiles_q * num_tiles_k * bias.shape[1]
+    num_shares = 1 if has_rows else _num_shares(num_programs, num_sequences, bias.device)
+    dtype = bias.dtype if num_shares == 1 else torch.float32
+    dbias = torch.empty((bias.shape[0] * num_shares, *bias.shape[1:]), dtype=dtype, device=bias.device)
+    arguments = arguments | {
+        "dbias_ptr": dbias, "num_sequences": num_sequences, "num_shares": num_shares, "size_q": bias.shape[2],
+        "size_k": bias.shape[3], "num_tiles_q": num_tiles_q, "num_tiles_k": num_tiles_k,
+        "HAS_ROWS": has_rows, "HAS_HEADS": has_heads, "HAS_QUERIES": has_queries, "HAS_KEYS": has_keys,
+        "SEQUENCES": _SEQUENCES,
+    }  # fmt: skip
+    kernel_by_names(_attention_bwd_bias_kernel, tile)((num_programs * dbias.shape[0],), arguments)
+    return dbias if num_shares == 1 else dbias.sum(0, keepdim=True).to(bias.dtype)
+
+
+def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Tile, num_sequences: int) -> Tensor:
+    """The gradient of the table of relative positions."""
+    width = WIDTH_OF_FP32 if arguments["table_ptr"].dtype == torch.float32 else _WIDTH[arguments["BLOCK_D"] > 64]
+    num_windows = ceil_div(len(distance_table), width)
+    num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
+    partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)
+    arguments = arguments | {
+        "dtable_ptr": partial, "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows,
+        "WIDTH": width,
+    }  # fmt: skip
+    kernel_by_names(_attention_bwd_table_kernel, tile)((num_windows * num_shares,), arguments)
+    return partial.sum(0).to(distance_table.dtype)
+
+
+def _extras_gradients(
+    arguments: dict[str, Any], tile: Tile, num_sequences: int, extras: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Gradients of bias and distance_table, each in its tensor's shape and dtype, contiguous.
+
+    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the two whose gradients
+    are wanted, by name.
+    """
+    made = {"bias": _bias_gradient, "distance_table": _table_gradient}
+    return {name: made[name](arguments, x, tile, num_sequences) for name, x in extras.items()}

@@ -35,8 +35,6 @@ from bert_fast.kernels._launch import ceil_div, persistent_programs, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["LaunchConfig", "bias_gelu_bwd", "bias_gelu_fwd", "launch_config"]
-
 # config.hidden_act -> the name in _activations.py
 _ACTIVATIONS = {
     "gelu": "gelu_erf",

@@ -43,18 +43,6 @@ from bert_fast.kernels._launch import ceil_div, unit_stride
 from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.reference.cross_entropy import CrossEntropy
 
-__all__ = [
-    "RESIDENT_WARPS",
-    "LaunchConfig",
-    "cross_entropy_bwd",
-    "cross_entropy_fwd",
-    "cross_entropy_rows_bwd",
-    "cross_entropy_rows_fwd",
-    "divide_by_labelled",
-    "launch_config",
-    "mean_of_labelled",
-]
-
 
 @triton.jit(do_not_specialize=["n_rows", "ignore_index"])
 def _cross_entropy_mean_kernel(

@@ -19,8 +19,6 @@ from bert_fast.kernels._launch_plan import launch_plan
 from bert_fast.kernels._math import keep_values, row_major, split_seed
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["dropout_bwd", "dropout_fwd"]
-
 _WARPS = 4
 _ROWS = 8  # two loads of 128 bits in flight for every thread
 _VECTOR_BYTES = 16

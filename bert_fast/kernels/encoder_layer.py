@@ -37,11 +37,6 @@ from bert_fast.reference.encoder_layer import (
 from bert_fast.remembered import Remembered
 from bert_fast.storage import one_tensor, view_of_neighbours
 
-__all__ = [
-    "OPS", "Found", "encoder_layer_bwd", "encoder_layer_fwd", "find_layer", "find_layer_bwd", "layer_of_model",
-    "layer_of_model_bwd", "settings",
-]  # fmt: skip
-
 OPS = LayerOps(
     qkv_projection_fwd, qkv_projection_bwd, linear_fwd, linear_bwd, attention_fwd, attention_bwd,
     dropout_add_layer_norm_fwd, dropout_add_layer_norm_bwd, mlp_fwd, mlp_bwd, one_tensor,

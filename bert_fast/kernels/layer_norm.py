@@ -39,8 +39,6 @@ from bert_fast.kernels._math import row_major
 from bert_fast.kernels._summing_programs import summing_programs
 from bert_fast.reference.layer_norm import LayerNorm
 
-__all__ = ["LaunchConfig", "launch_config", "layer_norm_bwd", "layer_norm_fwd"]
-
 
 @triton.jit(do_not_specialize=["x_row_stride", "param_row_stride", "n_rows"])
 def _layer_norm_fwd_kernel(

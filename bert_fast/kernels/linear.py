@@ -21,8 +21,6 @@ from torch import Tensor
 from bert_fast.kernels._gemm import narrowed, product
 from bert_fast.reference.linear import Linear
 
-__all__ = ["linear_bwd", "linear_fwd", "weight_gradient"]
-
 
 def linear_fwd(a: Linear) -> Tensor:
     """y [T, N], as `reference.linear`, new and contiguous."""

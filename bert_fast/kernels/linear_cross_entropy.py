@@ -42,8 +42,6 @@ from bert_fast.kernels._math import row_major
 from bert_fast.kernels.cross_entropy import divide_by_labelled, mean_of_labelled
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
 
-__all__ = ["chunk_rows", "linear_cross_entropy_bwd", "linear_cross_entropy_fwd", "padded_words", "row_warps"]
-
 # Of the logits of a chunk. A chunk costs one reading and one writing of dweight (2 x 94 MB at V = 30,522 and H = 768,
 # 44 us at 4.3 TB/s) beside three products: 2,198 rows of bf16 take 390 us at 790 TFLOP/s, so it is 11 % of a chunk when
 # nothing hides it, and 22 % with half the memory. 15 % of 16,384 tokens are two chunks, of 4,096 a part of one.

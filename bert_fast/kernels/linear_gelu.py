@@ -29,8 +29,6 @@ from bert_fast.kernels.linear import linear_bwd
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.linear_gelu import LinearGelu
 
-__all__ = ["linear_gelu_bwd", "linear_gelu_fwd"]
-
 
 @by_programs(LinearGelu, {"x": "T_"}, settings=settings)
 def linear_gelu_fwd(a: LinearGelu) -> tuple[Tensor, Tensor | None]:

@@ -32,8 +32,6 @@ from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.reference.linear import Linear
 from bert_fast.reference.mlp import UP, Mlp
 
-__all__ = ["mlp_bwd", "mlp_fwd"]
-
 
 def mlp_fwd(a: Mlp) -> tuple[Tensor, Tensor | None]:
     """(y, pre), as `reference.mlp`, contiguous."""

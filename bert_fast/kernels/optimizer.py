@@ -50,8 +50,6 @@ from bert_fast.kernels._multi_tensor import VECTOR, address, chunk, load, sums_o
 from bert_fast.kernels._pointer_tables import address_table, chunks_of, part_of_table, table_of
 from bert_fast.reference.optimizer import StepLists, StepOptions, is_dense
 
-__all__ = ["CONFIG", "LaunchConfig", "adamw_step", "global_norm", "lamb_step"]
-
 
 @triton.jit(do_not_specialize=["first_partial"])
 def _global_norm_partial_kernel(

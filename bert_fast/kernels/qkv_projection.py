@@ -21,8 +21,6 @@ from bert_fast.reference.linear import Linear
 from bert_fast.reference.qkv_projection import QkvProjection
 from bert_fast.storage import one_tensor
 
-__all__ = ["qkv_projection_bwd", "qkv_projection_fwd"]
-
 
 def qkv_projection_fwd(a: QkvProjection) -> Tensor:
     """qkv [T, 3N], as `reference.qkv_projection`, new and contiguous."""

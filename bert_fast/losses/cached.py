@@ -10,8 +10,6 @@ from torch import Tensor
 
 from bert_fast.checks import check_floating, check_shape
 
-__all__ = ["cached_loss"]
-
 _Part = TypeVar("_Part")
 
 

@@ -10,8 +10,6 @@ from bert_fast.checks import check_dtype, check_floating, check_same_device, che
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.reference.precision import wide
 
-__all__ = ["in_batch_negatives"]
-
 _SIMILARITIES = ("cosine", "dot")
 
 

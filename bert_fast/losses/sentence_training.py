@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from bert_fast.losses.cached import cached_loss
 from bert_fast.losses.in_batch import in_batch_negatives
 
-__all__ = ["InBatchNegatives"]
-
 _Features = Mapping[str, Any]
 
 

@@ -13,17 +13,6 @@ from bert_fast.checks import check_flag, check_floating, check_integer, check_te
 from bert_fast.models.config import BertConfig
 from bert_fast.ops._autocast import autocast_dtype
 
-__all__ = [
-    "check_architecture",
-    "check_beside_hidden",
-    "check_flags",
-    "check_inputs_embeds",
-    "check_layer",
-    "check_pruned",
-    "checkpoint_arguments",
-    "read_heads",
-]
-
 
 def check_flags(**flags: bool | None) -> None:
     """Raises TypeError unless each is a bool or None."""

@@ -26,8 +26,6 @@ from bert_fast.modules.embeddings import BertEmbeddings
 from bert_fast.modules.encoder import CHECKPOINT_ARGUMENTS, BertEncoder
 from bert_fast.modules.pooler import BertPooler
 
-__all__ = ["BertModel", "BertPreTrainedModel"]
-
 
 class BertPreTrainedModel(PretrainedMixin, nn.Module):
     """What all models share: construction from a configuration, loading and saving, initial weights."""

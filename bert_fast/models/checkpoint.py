@@ -26,22 +26,6 @@ from bert_fast.models.hub import fetch_first
 from bert_fast.models.json_file import read_json
 from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
 
-__all__ = [
-    "INDEX_SUFFIX",
-    "WEIGHTS_NAMES",
-    "LoadReport",
-    "Mismatch",
-    "fetch_weights",
-    "find_weights",
-    "is_index",
-    "list_names",
-    "load_checkpoint",
-    "load_into",
-    "load_state_dict_file",
-    "not_dense",
-    "weights_names",
-]
-
 INDEX_SUFFIX = ".index.json"
 # In order of preference, as in transformers.
 WEIGHTS_NAMES = (

@@ -24,8 +24,6 @@ from bert_fast.models.checkpoint import not_dense, weights_names
 from bert_fast.models.config import CONFIG_NAMES, BertConfig
 from bert_fast.models.config_checks import shown
 
-__all__ = ["save_checkpoint"]
-
 _METADATA = {"format": "pt"}  # transformers refuses files without it
 # Of a tied pair transformers stores the other one.
 _STORED_LAST = re.compile(r"^cls\.predictions\.decoder\.(weight|bias)$")

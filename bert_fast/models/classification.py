@@ -18,13 +18,6 @@ from bert_fast.models.outputs import (
 )
 from bert_fast.modules.fusable import head_linear
 
-__all__ = [
-    "BertForMultipleChoice",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-]
-
 
 def _classifier_dropout(config: BertConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout

@@ -19,8 +19,6 @@ from bert_fast.models.foreign_arguments import refuse_foreign, without_foreign
 from bert_fast.models.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.json_file import read_json
 
-__all__ = ["CONFIG_NAMES", "BertConfig"]
-
 CONFIG_NAMES = ("config.json", "bert_config.json")  # in order of preference; the second is Google's original name
 
 # Written to a file only where they differ from the default, as transformers does; all other fields always are.

@@ -8,16 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "ACTIVATIONS",
-    "FIELD_CHECKS",
-    "POSITION_EMBEDDING_TYPES",
-    "PROBLEM_TYPES",
-    "at_least",
-    "is_parameter_dtype",
-    "shown",
-]
-
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")

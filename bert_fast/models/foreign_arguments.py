@@ -12,8 +12,6 @@ from torch import Tensor
 
 from bert_fast.models.config_checks import shown
 
-__all__ = ["one_device", "refuse_foreign", "renamed", "without_foreign"]
-
 # They choose how to load or compute, not what; here there is one way.
 _WITHOUT_MEANING = frozenset(
     (

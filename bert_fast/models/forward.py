@@ -10,8 +10,6 @@ from torch import Tensor
 from bert_fast.models.argument_checks import check_flags
 from bert_fast.models.bert import BertModel
 
-__all__ = ["Inputs", "takes_model_arguments"]
-
 Inputs = dict[str, Any]  # the keyword arguments of `BertModel.encode`
 
 

@@ -32,15 +32,6 @@ from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.packing import Packing
 
-__all__ = [
-    "PackedPredictionHead",
-    "PackedPredictionTransform",
-    "drop",
-    "pooled_sequences",
-    "predict_spans",
-    "predict_words",
-]
-
 
 class PackedPredictionTransform:
     """LN(act(dense(x))), before the vocabulary projection."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from bert_fast.errors import CheckpointError
 
-__all__ = ["HUB_OPTIONS", "fetch_first", "is_hub_name", "local_place", "take_hub_options"]
-
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 _NAME = re.compile(r"(?!.{97})\w[\w.-]*(/\w[\w.-]*)?")  # the hub's own rule: at most 96 characters
 _FILE_SUFFIXES = (".bin", ".json", ".pt", ".pth", ".safetensors")

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["draw", "is_undrawn", "undrawn", "weights_follow"]
-
 _weights_follow = ContextVar("weights_follow", default=False)
 _MARK = "_is_undrawn"  # of a module; copies of it have the mark, too
 # Of torch.nn.init and of tensors; by name, as transformers puts its own in their place while it loads a model.

@@ -8,8 +8,6 @@ from typing import Any
 from bert_fast.errors import CheckpointError
 from bert_fast.files import open_regular
 
-__all__ = ["read_json"]
-
 _MOST_BYTES = 2**28  # a million class names take a sixth of it
 _MOST_LEVELS = 50  # far from where Python's copying and writing of nested values would end
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["KeyMatch", "canonical_key", "match_keys", "oriented"]
-
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # DDP, torch.compile, FSDP
 _OLD_LAYER_NORM = {"gamma": "weight", "beta": "bias"}
 _OLD_LAYER_NORM_KEY = re.compile(r"^(?P<module>.*LayerNorm)\.(?P<name>gamma|beta)$")

@@ -9,17 +9,6 @@ from bert_fast.ops.cross_entropy import check_labels, cross_entropy
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = [
-    "IGNORE_INDEX",
-    "class_loss",
-    "next_token_labels",
-    "num_labelled",
-    "pack_labels",
-    "share_of_step",
-    "span_labels",
-    "text_loss",
-]
-
 IGNORE_INDEX = -100
 _INTEGERS = (torch.int64, torch.int32)
 

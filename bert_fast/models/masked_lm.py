@@ -17,8 +17,6 @@ from bert_fast.models.outputs import BertForPreTrainingOutput, CausalLMOutputWit
 from bert_fast.modules.fusable import head_linear
 from bert_fast.modules.layer_norm import LayerNorm
 
-__all__ = ["BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"]
-
 
 class BertPredictionHeadTransform(PackedPredictionTransform, nn.Module):
     """LN(act(dense(x))); parameters named as in Hugging Face's class."""

@@ -8,8 +8,6 @@ from torch.nn import functional as F
 
 from bert_fast.checks import check_tensor, is_host_beside
 
-__all__ = ["behind", "read_attention_mask", "read_head_mask"]
-
 
 def read_attention_mask(
     name: str, mask: Any, batch_size: int, num_queries: int, num_keys: int, num_heads: int, device: torch.device,

@@ -17,8 +17,6 @@ from bert_fast.ops._attention_checks import check_dropout_lengths
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.packing import Packing
 
-__all__ = ["Encoded", "PackedBertModel"]
-
 
 @dataclass(frozen=True)
 class Encoded:

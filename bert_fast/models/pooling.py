@@ -7,8 +7,6 @@ from torch import Tensor
 
 from bert_fast.checks import check_choice, check_shape
 
-__all__ = ["POOLINGS", "Pooling", "pooled"]
-
 Pooling = Literal["mean", "cls", "max", "last", "weighted"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 

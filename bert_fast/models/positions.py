@@ -12,8 +12,6 @@ from torch import Tensor
 
 from bert_fast.ops.packing import Packing
 
-__all__ = ["check_numbered_length", "numbered_positions"]
-
 
 def numbered_positions(input_ids: Tensor | None, padding_idx: int, packing: Packing) -> Tensor:
     """Positions of kept tokens, int [T].

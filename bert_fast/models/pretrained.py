@@ -30,8 +30,6 @@ from bert_fast.models.hub import is_hub_name, local_place, take_hub_options
 from bert_fast.models.initial_values import draw, weights_follow
 from bert_fast.models.shapes import check_sizes
 
-__all__ = ["PretrainedMixin"]
-
 ModelT = TypeVar("ModelT", bound="PretrainedMixin")
 
 

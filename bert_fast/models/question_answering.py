@@ -9,8 +9,6 @@ from bert_fast.models.heads import predict_spans
 from bert_fast.models.outputs import QuestionAnsweringModelOutput
 from bert_fast.modules.fusable import head_linear
 
-__all__ = ["BertForQuestionAnswering"]
-
 
 class BertForQuestionAnswering(BertPreTrainedModel):
     """BERT with two scores for every token."""

@@ -21,8 +21,6 @@ from bert_fast.models.positions import check_numbered_length, numbered_positions
 from bert_fast.modules.cache import KeyValueCache, as_cache
 from bert_fast.ops.packing import Packing
 
-__all__ = ["Memory", "Tokens", "View", "read_cache", "read_memory", "read_tokens", "read_view"]
-
 _INTEGERS = (torch.int64, torch.int32)
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from bert_fast.models.config_checks import at_least
 
-__all__ = ["padded_size", "resize_rows"]
-
 _SPREAD = 1e-9  # share of the old rows' covariance that new rows have, as in transformers
 _BLOCK = 1024  # new rows at a time: each takes a number for every old one
 

@@ -19,8 +19,6 @@ from bert_fast.files import path_name, write_atomically
 from bert_fast.models.json_file import read_json
 from bert_fast.models.pooling import POOLINGS, Pooling
 
-__all__ = ["TextEmbedding", "read_sentence_folder", "write_sentence_folder"]
-
 MODULES = "modules.json"
 _MOST_TOKENS = 2**20
 _MODES: dict[str, Pooling] = {

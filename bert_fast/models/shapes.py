@@ -15,8 +15,6 @@ from bert_fast.models.checkpoint import Mismatch
 from bert_fast.models.config import BertConfig
 from bert_fast.models.keys import canonical_key, oriented
 
-__all__ = ["check_memory", "check_sizes", "encoder_shapes"]
-
 _LAYER_BYTES = 30_000  # of the Python objects of one layer
 _ADDRESSES = 2**63
 _SIZES = (

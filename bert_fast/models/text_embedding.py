@@ -22,8 +22,6 @@ from bert_fast.models.sentence_folder import TextEmbedding, read_sentence_folder
 from bert_fast.modules.call import first_rows
 from bert_fast.ops.dropout import draw_seed
 
-__all__ = ["BertForTextEmbedding"]
-
 _OF_TOKENS = ("input_ids", "token_type_ids", "position_ids")
 
 

@@ -23,17 +23,6 @@ from bert_fast.ops.attention_qkv import attention_of_packed, attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.packing import Packing
 
-__all__ = [
-    "BertAttention",
-    "BertCrossAttention",
-    "BertSelfAttention",
-    "BertSelfOutput",
-    "PackedAttention",
-    "PackedCrossAttention",
-    "PackedSelfAttention",
-    "PackedSelfOutput",
-]
-
 
 class _PackedHeads(JoinedProjections):
     """What attention to the tokens themselves and to a memory share."""

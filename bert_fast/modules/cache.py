@@ -15,8 +15,6 @@ from bert_fast.checks import check_dtype, check_ids, check_shape, check_tensor
 from bert_fast.modules.call import Call
 from bert_fast.ops.packing import Packing
 
-__all__ = ["KeyValueCache", "as_cache", "extend_cache", "memory_of"]
-
 KeyValue = tuple[Tensor, Tensor]
 
 

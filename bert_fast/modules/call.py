@@ -12,8 +12,6 @@ from bert_fast.ops.encoder_layer import of_call
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.encoder_layer import OfCall
 
-__all__ = ["Call", "RowChoice", "first_rows", "first_tokens"]
-
 # The packed indices of the tokens that a head reads, int64 [M], rising; None: all.
 RowChoice = Callable[[Packing], Tensor | None]
 

@@ -7,8 +7,6 @@ from bert_fast.checks import check_dropout_p, check_shape, check_size
 from bert_fast.ops.dropout import draw_seed
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
-__all__ = ["DropoutAddLayerNorm"]
-
 
 class DropoutAddLayerNorm(nn.Module):
     """LayerNorm(residual + dropout(x + x_bias)) in place of `nn.Dropout`, the addition and `nn.LayerNorm`.

@@ -14,8 +14,6 @@ from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.embedding import embedding_of_model
 from bert_fast.reference.embedding import Embedding
 
-__all__ = ["BertEmbeddings", "PackedEmbeddings", "is_plain_table"]
-
 _SITE = dropout_site(DropoutSite.EMBEDDING)
 
 

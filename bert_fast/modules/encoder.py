@@ -15,8 +15,6 @@ from bert_fast.modules.fusable import shown_padded
 from bert_fast.modules.layer import BertLayer, PackedLayer
 from bert_fast.modules.whole_layer import Around, run_whole, run_whole_stack
 
-__all__ = ["CHECKPOINT_ARGUMENTS", "BertEncoder", "PackedEncoder"]
-
 # Masks follow from the seed, so no generator state needs saving.
 CHECKPOINT_ARGUMENTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 

@@ -15,8 +15,6 @@ from bert_fast.modules.fusable import runs_hooks
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.whole_layer import Pieces, are_own, run_whole
 
-__all__ = ["PackedFlatLayer", "PackedJoinedAttention"]
-
 
 class _Closing(PackedSelfOutput):
     dropout_p, site, training = 0.0, 0, False

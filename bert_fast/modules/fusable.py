@@ -18,21 +18,6 @@ from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_gelu import linear_activation
 from bert_fast.storage import one_tensor
 
-__all__ = [
-    "activated_linear",
-    "called",
-    "has_hooks",
-    "head_linear",
-    "is_plain",
-    "joined_products",
-    "plain_linear",
-    "product_and_bias",
-    "runs_hooks",
-    "shown_padded",
-    "weight_and_bias",
-]
-
-
 _FORWARD = nn.Linear.forward
 
 

@@ -10,8 +10,6 @@ from bert_fast.modules.call import Call
 from bert_fast.modules.mlp import BertIntermediate, BertOutput
 from bert_fast.modules.whole_layer import run_whole
 
-__all__ = ["BertLayer", "PackedLayer"]
-
 
 class PackedLayer:
     """x -> LN(x + attention(x)) -> LN(. + MLP(.)), and between them attention to a memory, where there is one."""

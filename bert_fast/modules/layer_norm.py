@@ -5,8 +5,6 @@ from torch import Tensor, nn
 from bert_fast.checks import check_same_device, check_size, check_tensor
 from bert_fast.ops.layer_norm import layer_norm
 
-__all__ = ["LayerNorm"]
-
 
 class LayerNorm(nn.LayerNorm):
     """LayerNorm over the last dimension, by the fused op; to every tool that asks it is an `nn.LayerNorm`.

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from bert_fast import native
 from bert_fast.modules.originals import GLOBAL_HOOKS
 
-__all__ = ["Concluded"]
-
 _Tensors = Sequence[Tensor | None]
 
 

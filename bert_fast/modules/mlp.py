@@ -12,8 +12,6 @@ from bert_fast.modules.residual_norm import residual_norm
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.mlp import mlp
 
-__all__ = ["BertIntermediate", "BertOutput", "PackedIntermediate", "PackedOutput"]
-
 
 class PackedIntermediate:
     """act(dense(x)): the widening half of the MLP, for any module that has `dense` and `hidden_act`.

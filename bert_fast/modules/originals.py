@@ -13,8 +13,6 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as _hooks
 
-__all__ = ["GLOBAL_HOOKS", "Originals", "at_trace_time", "is_of", "replaced_in_torch"]
-
 _MODULES = (
     "Linear.forward", "LayerNorm.forward", "Embedding.forward", "Dropout.forward", "Tanh.forward", "Module.__call__",
     "Module._call_impl", "Linear.__call__", "LayerNorm.__call__",

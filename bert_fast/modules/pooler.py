@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from bert_fast.modules.call import Call
 from bert_fast.modules.fusable import activated_linear
 
-__all__ = ["BertPooler", "PackedPooler"]
-
 
 class PackedPooler:
     """The computation of BertPooler, for any module that has its linear layer."""

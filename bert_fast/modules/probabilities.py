@@ -5,8 +5,6 @@ from torch import Tensor
 
 from bert_fast.ops.packing import Packing
 
-__all__ = ["padded_probabilities", "weighted_values"]
-
 
 def padded_probabilities(per_sequence: list[Tensor], queries: Packing, keys: Packing, num_heads: int) -> Tensor:
     """The sequences' [A, Sq, Sk] as one Tensor [B, A, S, Sk], exactly 0 on padding.

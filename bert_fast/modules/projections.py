@@ -14,8 +14,6 @@ from bert_fast.ops.linear import linear
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_memory, separate_memory
 
-__all__ = ["JoinedProjections", "Projections", "join_after_loading", "keep_features"]
-
 
 class JoinedProjections:
     """The products with `query`, `key` and `value`, for any module that has them, and the joining of their memory.

@@ -8,8 +8,6 @@ from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.ops.dropout import dropout
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 
-__all__ = ["is_plain_norm", "residual_norm"]
-
 _NORMS = (nn.LayerNorm, LayerNorm)
 
 

@@ -39,8 +39,6 @@ from bert_fast.reference.dropout import HEAD_STRIDE
 from bert_fast.reference.encoder_layer import NOT_PROJECTED, OfLayer, Projections
 from bert_fast.remembered import Remembered
 
-__all__ = ["Around", "Pieces", "are_own", "run_whole", "run_whole_stack"]
-
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
 _PLAIN = (Tensor, nn.Parameter)

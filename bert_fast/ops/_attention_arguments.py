@@ -28,8 +28,6 @@ from bert_fast.ops.packing import as_length, check_offsets, counted_coords
 from bert_fast.reference.attention import Attention, AttentionQkv
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["check_registered", "check_values", "complete", "complete_qkv", "with_dense_heads"]
-
 
 def complete(a: Attention) -> Attention:
     """The same checked; where no cu_seqlens_k are given, keys belong to the sequences of queries."""

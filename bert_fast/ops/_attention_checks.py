@@ -22,19 +22,6 @@ from bert_fast.ops.dropout import check_coords
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import HEAD_STRIDE
 
-__all__ = [
-    "check_coords_of_both",
-    "check_cu_seqlens",
-    "check_dropout_lengths",
-    "check_extras",
-    "check_heads",
-    "check_lookups",
-    "check_num_tokens",
-    "check_padded_bias",
-    "check_padded_mask",
-    "check_qkv",
-]
-
 MAX_TOKENS = 2**31 - 1  # offsets are int32
 
 

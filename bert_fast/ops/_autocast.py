@@ -8,11 +8,6 @@ import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
-__all__ = [
-    "autocast_dtype", "autocast_linear_operands", "autocast_operands", "call_without_autocast", "is_autocast_on",
-    "without_autocast",
-]  # fmt: skip
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

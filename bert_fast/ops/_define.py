@@ -32,8 +32,6 @@ from bert_fast.ops._register import Op, are_plain, is_watched
 from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.ops._signature import Line, empty_like_lines, lines_of
 
-__all__ = ["declaration", "define"]
-
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Predicate = Callable[[Any], Any]
 _Gradients = Mapping[str, Tensor | None]

@@ -23,8 +23,6 @@ from bert_fast.ops import encoder_layer as _encoder_layer  # registers the one o
 from bert_fast.reference.dropout_add_layer_norm import AGAIN
 from bert_fast.reference.encoder_layer import BEFORE_MLP, BEFORE_OUTPUT, OF_MLP
 
-__all__ = ["FORMULAS", "WITHOUT_PRODUCTS", "register_formulas"]
-
 assert _encoder_layer
 _COUNTER = "torch.utils.flop_counter"
 # Ops without a matrix product: PyTorch counts nothing for their like, and lists them nowhere.

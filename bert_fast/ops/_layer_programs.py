@@ -30,8 +30,6 @@ from bert_fast.reference.encoder_layer import (
 )
 from bert_fast.remembered import guard_of
 
-__all__ = ["Form", "LayerPrograms", "arguments", "of_call"]
-
 _Tensors = tuple[Tensor | None, ...]
 _NUM_GRADIENTS = 1 + len(PROJECTED) + 16  # of x, of what was projected, of the parameters
 _NUM_MADE = 1 + len(Saved._fields)  # what forward made, of what backward is given

@@ -8,8 +8,6 @@ from torch import Tensor
 from bert_fast.checks import check_dtype, check_floating, check_same_device, check_shape
 from bert_fast.reference.activations import ACTIVATIONS
 
-__all__ = ["check_activation", "check_input", "check_parameters"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _STRIDED = torch.strided
 _HALF = (torch.float16, torch.bfloat16)

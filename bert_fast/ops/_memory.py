@@ -8,8 +8,6 @@ from torch import Tensor
 
 from bert_fast.devices import name_of
 
-__all__ = ["name_call"]
-
 
 def name_call(error: torch.OutOfMemoryError, op: str, arguments: Iterable[Any]) -> None:
     """Puts op and device before the error's message, once, however many callers pass it on.

@@ -17,21 +17,6 @@ from bert_fast.checks import check_dtype
 from bert_fast.reference.optimizer import StepLists, is_dense
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = [
-    "DTYPES",
-    "as_list",
-    "as_lists",
-    "check_betas",
-    "check_device",
-    "check_hyperparameters",
-    "check_lists",
-    "check_memory",
-    "has_view_bits",
-    "lists_fit",
-    "sharing",
-    "with_one_layout",
-]
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # From the name of a list and a place in it to what a message calls that tensor.
 Naming = Callable[[str, int], str]

@@ -30,8 +30,6 @@ from bert_fast.errors import DerivativeError
 from bert_fast.ops._memory import name_call
 from bert_fast.ops._signature import Line, checker
 
-__all__ = ["Op", "are_plain", "custom_op", "is_watched"]
-
 _NAMESPACE = "bert_fast"
 _library = torch.library.Library(_NAMESPACE, "DEF")
 # What the implementations take as it is. Not among them: lists (of tensors that are written to), symbolic numbers, and

@@ -6,8 +6,6 @@ from typing import Any
 from torch import Tensor
 from torch._C._autograd import _top_saved_tensors_default_hooks
 
-__all__ = ["keep_tensors", "kept_tensors"]
-
 
 def keep_tensors(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
     """Saves tensors as `ctx.save_for_backward` does, and their shapes if hooks on saved tensors are active."""

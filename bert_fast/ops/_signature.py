@@ -39,8 +39,6 @@ from bert_fast.checks import (
 from bert_fast.ops._linear_checks import check_activation
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["Line", "check_given", "checker", "empty_like_lines", "lines_of"]
-
 _LEADING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
 _INTEGERS = {"int": (torch.int64, torch.int32), "int32": (torch.int32,), "int64": (torch.int64,)}

@@ -17,8 +17,6 @@ from bert_fast.ops.packing import Packing
 from bert_fast.reference import attention as reference
 from bert_fast.reference.attention import Attention
 
-__all__ = ["attention", "attention_padded", "attention_with_probabilities"]
-
 
 def attention(
     q: Tensor,

@@ -21,8 +21,6 @@ from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import Attention, AttentionQkv
 from bert_fast.reference.dropout import dropout_threshold
 
-__all__ = ["attention_of_packed", "attention_qkv"]
-
 
 def attention_qkv(
     qkv: Tensor,

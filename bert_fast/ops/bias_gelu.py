@@ -12,8 +12,6 @@ from bert_fast.ops._define import define
 from bert_fast.ops._linear_checks import check_activation
 from bert_fast.reference.bias_gelu import BiasGelu
 
-__all__ = ["bias_activation", "bias_gelu"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # torch's names of the two GELUs -> the config's
 _HIDDEN_ACT = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}

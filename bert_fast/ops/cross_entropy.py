@@ -13,8 +13,6 @@ from bert_fast.env import SETTINGS
 from bert_fast.ops._define import define
 from bert_fast.reference.cross_entropy import CrossEntropy
 
-__all__ = ["check_ignore_index", "check_label_smoothing", "check_labels", "cross_entropy"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

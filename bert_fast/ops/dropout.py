@@ -16,9 +16,8 @@ from bert_fast.checks import (
 )
 from bert_fast.ops._register import custom_op
 from bert_fast.ops._saved import keep_tensors, kept_tensors
-from bert_fast.reference.dropout import DropoutSite, dropout_site
-
-__all__ = ["DropoutSite", "check_coords", "check_dropout_state", "draw_seed", "dropout", "dropout_site"]
+from bert_fast.reference.dropout import DropoutSite as DropoutSite
+from bert_fast.reference.dropout import dropout_site as dropout_site
 
 
 def draw_seed(device: torch.device) -> Tensor:

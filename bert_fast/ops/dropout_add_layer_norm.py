@@ -25,8 +25,6 @@ from bert_fast.reference.dropout_add_layer_norm import (
     output_suffices,
 )
 
-__all__ = ["dropout_add_layer_norm", "what_is_saved"]
-
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _WIDE = (torch.float32, torch.float64)

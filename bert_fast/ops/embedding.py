@@ -30,8 +30,6 @@ from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.reference.embedding import Embedding
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["embedding", "embedding_of_model"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32)
 _PLAIN = (Parameter, Tensor)

@@ -20,7 +20,9 @@ from bert_fast.checks import check_choice, check_count, check_dropout_p, check_i
 from bert_fast.errors import BackendError
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
-from bert_fast.ops._layer_programs import Form, LayerPrograms, arguments, of_call
+from bert_fast.ops._layer_programs import Form as Form
+from bert_fast.ops._layer_programs import LayerPrograms, arguments
+from bert_fast.ops._layer_programs import of_call as of_call
 from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
@@ -39,11 +41,6 @@ from bert_fast.reference.encoder_layer import (
     Projections,
     Saved,
 )
-
-__all__ = [
-    "Form", "encoder_layer_of_form", "encoder_layer_of_model", "encoder_layers_of_model", "is_whole", "of_call",
-    "runs_programs",
-]  # fmt: skip
 
 _OF_CALL = TENSORS
 _PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")

@@ -13,8 +13,6 @@ from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._define import define
 from bert_fast.reference.layer_norm import LayerNorm
 
-__all__ = ["layer_norm"]
-
 _STRIDED = torch.strided
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -9,8 +9,6 @@ from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._signature import check_given
 from bert_fast.reference.linear import Linear
 
-__all__ = ["linear"]
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
     """y = x W^T + b.

@@ -25,8 +25,6 @@ from bert_fast.ops.cross_entropy import check_ignore_index, check_label_smoothin
 from bert_fast.reference.linear_cross_entropy import LinearCrossEntropy
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["linear_cross_entropy"]
-
 
 def linear_cross_entropy(
     x: Tensor,

@@ -16,8 +16,6 @@ from bert_fast.ops._linear_checks import check_activation, check_input, check_pa
 from bert_fast.ops._signature import check_given
 from bert_fast.reference.linear_gelu import LinearGelu
 
-__all__ = ["linear_activation", "linear_gelu"]
-
 # torch's names of the two GELUs -> the config's
 _HIDDEN_ACT = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}
 

@@ -17,8 +17,6 @@ from bert_fast.ops._linear_checks import check_activation, check_input, check_pa
 from bert_fast.ops._signature import check_given
 from bert_fast.reference.mlp import Mlp
 
-__all__ = ["mlp"]
-
 
 def mlp(
     x: Tensor,

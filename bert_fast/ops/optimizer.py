@@ -33,8 +33,6 @@ from bert_fast.ops._optimizer_lists import (
 from bert_fast.ops._register import Op, custom_op
 from bert_fast.reference.optimizer import StepLists, StepOptions
 
-__all__ = ["adamw_step", "global_norm", "lamb_step", "step_unchecked", "unchecked_norm"]
-
 _OP = "optimizer"
 _CHANGED = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")
 _ADAMW = {"bias_correction": True, "grad_averaging": True, "use_nvlamb": False}  # LAMB's switches, as AdamW is

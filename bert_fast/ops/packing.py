@@ -34,9 +34,6 @@ from bert_fast.checks import (
 )
 from bert_fast.env import SETTINGS
 
-__all__ = ["Packing", "as_length", "check_offsets", "counted_coords", "longest_first", "repad", "sent", "unpad"]
-
-
 _MOST_TOKENS = 2**31  # offsets are of 32 bits
 _ALIGNMENT = 16  # bytes; kernels are compiled for tensors that begin at multiples of it
 _PROXY = _TorchDispatchModeKey.PROXY  # the dispatch mode of `make_fx`

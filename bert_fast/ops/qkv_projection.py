@@ -17,8 +17,6 @@ from bert_fast.ops._linear_checks import check_input, check_parameters
 from bert_fast.ops._signature import check_given
 from bert_fast.reference.qkv_projection import QkvProjection
 
-__all__ = ["qkv_projection"]
-
 
 def qkv_projection(
     x: Tensor,

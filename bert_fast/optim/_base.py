@@ -30,8 +30,6 @@ from bert_fast.optim._per_device import PerDevice
 from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.reference.precision import wide_dtype
 
-__all__ = ["MultiTensorOptimizer"]
-
 # What FullyShardedDataParallel sets on parameters that it flattened and sharded, and on those made of several.
 _IS_PIECE, _IS_FLAT = "_fsdp_flattened", "_is_flat_param"
 # Options of torch.optim's optimizers that would change what is computed; the others choose how, which is of no account.

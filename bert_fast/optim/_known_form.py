@@ -17,8 +17,6 @@ from bert_fast.ops._optimizer_lists import lists_fit
 from bert_fast.reference.optimizer import StepLists
 from bert_fast.remembered import guard_of
 
-__all__ = ["KnownForm", "known_form"]
-
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _grad = operator.attrgetter("grad")
 _moments = operator.itemgetter("exp_avg", "exp_avg_sq", "step")

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["PerDevice"]
-
 
 class PerDevice:
     """A tensor, or None, that is copied to each device at most once."""

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from bert_fast.optim._base import MultiTensorOptimizer, check_options
 
-__all__ = ["AdamW"]
-
 
 class AdamW(MultiTensorOptimizer):
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) as torch.optim.AdamW computes it, in one pass over memory.

@@ -7,8 +7,6 @@ from torch import nn
 
 from bert_fast.checks import check_number
 
-__all__ = ["weight_decay_groups"]
-
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two parameter groups for an optimizer: matrices with `weight_decay`; biases and LayerNorm weights without.

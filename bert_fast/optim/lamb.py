@@ -12,8 +12,6 @@ from bert_fast.checks import check_flag
 from bert_fast.ops._optimizer_lists import as_list
 from bert_fast.optim._base import MultiTensorOptimizer
 
-__all__ = ["Lamb", "make_lamb"]
-
 
 class Lamb(MultiTensorOptimizer):
     """LAMB (You et al. 2020, arXiv:1904.00962) in two passes over memory; options and defaults of apex's FusedLAMB.

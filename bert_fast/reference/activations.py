@@ -22,8 +22,6 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["ACTIVATIONS", "Activation", "activation", "activation_bwd", "activation_fwd"]
-
 Elementwise = Callable[[Tensor], Tensor]
 
 _TANH_SCALE = math.sqrt(2.0 / math.pi)

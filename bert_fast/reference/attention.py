@@ -38,8 +38,6 @@ from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 from bert_fast.reference.precision import wide, wide_dtype
 from bert_fast.reference.relative_positions import relative_scores_bwd, relative_scores_fwd
 
-__all__ = ["Attention", "AttentionQkv", "attention_bwd", "attention_fwd", "attention_with_probabilities"]
-
 
 class Attention(NamedTuple):
     """The arguments, complete: tokens are packed, and of any strides."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from bert_fast.reference.activations import activation
 from bert_fast.reference.precision import wide
 
-__all__ = ["BiasGelu", "bias_gelu_bwd", "bias_gelu_fwd"]
-
 
 class BiasGelu(NamedTuple):
     """The arguments; bias has the dtype of x or, beside half precision, fp32. Any strides."""

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["CrossEntropy", "cross_entropy_bwd", "cross_entropy_fwd"]
-
 
 class CrossEntropy(NamedTuple):
     """The arguments; a label is a class, or ignore_index: any other makes the loss and the gradient of its row NaN."""

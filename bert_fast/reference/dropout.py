@@ -28,20 +28,6 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-__all__ = [
-    "HEAD_STRIDE",
-    "KINDS_PER_LAYER",
-    "DropoutSite",
-    "attention_keep_mask",
-    "dropout_bwd",
-    "dropout_fwd",
-    "dropout_scale",
-    "dropout_site",
-    "dropout_threshold",
-    "keep_mask",
-    "philox4x32",
-]
-
 PHILOX_ROUNDS = 7
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # multipliers of Philox4x32
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85  # Weyl increments of the key

@@ -42,18 +42,6 @@ from torch import Tensor
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.layer_norm import inverse_deviation
 
-__all__ = [
-    "AGAIN",
-    "MAX_WEIGHT",
-    "MIN_WEIGHT",
-    "SAVES",
-    "DropoutAddLayerNorm",
-    "dropout_add_layer_norm_bwd",
-    "dropout_add_layer_norm_fwd",
-    "max_shift",
-    "output_suffices",
-]
-
 SAVES = ("input", "output", "device")
 AGAIN = "again"  # what an op that consists of others may say, see above
 

@@ -23,8 +23,6 @@ from bert_fast.reference.dropout import dropout_bwd, dropout_fwd
 from bert_fast.reference.layer_norm import LayerNorm, layer_norm_bwd, layer_norm_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["LOOKED_UP", "Embedding", "embedding_bwd", "embedding_fwd"]
-
 LOOKED_UP = frozenset({"words", "word_table", "position_table", "type_table"})  # whose gradients are made if wanted
 
 

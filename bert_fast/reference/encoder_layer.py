@@ -35,11 +35,6 @@ from bert_fast.reference.mlp import Mlp, mlp_bwd, mlp_fwd
 from bert_fast.reference.precision import wide
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_bwd, qkv_projection_fwd
 
-__all__ = [
-    "BEFORE_MLP", "BEFORE_OUTPUT", "NOT_PROJECTED", "OF_MLP", "PROJECTED", "TENSORS", "EncoderLayer", "LayerOps",
-    "OfCall", "OfLayer", "Options", "Projections", "Saved", "encoder_layer_bwd", "encoder_layer_fwd", "in_places",
-]  # fmt: skip
-
 
 class EncoderLayer(NamedTuple):
     """The arguments; parameters have the dtype of x or, beside half precision, fp32. N is A * D. Any strides."""

@@ -30,18 +30,6 @@ from bert_fast.reference.linear import Linear, linear_fwd
 from bert_fast.reference.model import ReferenceBertModel, ReferenceModelOutput
 from bert_fast.reference.precision import wide
 
-__all__ = [
-    "ReferenceBertForMaskedLM",
-    "ReferenceBertForMultipleChoice",
-    "ReferenceBertForNextSentencePrediction",
-    "ReferenceBertForPreTraining",
-    "ReferenceBertForQuestionAnswering",
-    "ReferenceBertForSequenceClassification",
-    "ReferenceBertForTokenClassification",
-    "ReferenceBertLMHeadModel",
-    "ReferenceHeadOutput",
-]
-
 IGNORE_INDEX = -100
 
 

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["LayerNorm", "inverse_deviation", "layer_norm_bwd", "layer_norm_fwd"]
-
 
 def inverse_deviation(centred: Tensor, eps: float) -> Tensor:
     """rstd [T] of centred rows [T, H]: 1 / sqrt(variance + eps), NaN where the variance is infinite."""

@@ -20,8 +20,6 @@ from bert_fast.reference.packing import Packing
 from bert_fast.reference.qkv_projection import QkvProjection, qkv_projection_fwd
 from bert_fast.reference.relative_positions import POSITION_EMBEDDING_TYPES
 
-__all__ = ["Call", "Embeddings", "Encoder", "KeyValue", "Pooler", "initialize"]
-
 KeyValue = tuple[Tensor, Tensor]  # one layer's cached keys and values, [B, A, S, D] each
 
 

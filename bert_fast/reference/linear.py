@@ -16,8 +16,6 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["Linear", "linear_bwd", "linear_fwd"]
-
 
 class Linear(NamedTuple):
     """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides."""

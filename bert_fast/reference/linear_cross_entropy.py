@@ -24,9 +24,6 @@ from torch import Tensor
 from bert_fast.reference.cross_entropy import CrossEntropy, cross_entropy_bwd, cross_entropy_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["GRADIENTS", "LinearCrossEntropy", "linear_cross_entropy_bwd", "linear_cross_entropy_fwd"]
-
-
 GRADIENTS = frozenset({"x", "weight", "bias"})
 
 

@@ -20,8 +20,6 @@ from bert_fast.reference.activations import activation_bwd, activation_fwd
 from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["LinearGelu", "linear_gelu_bwd", "linear_gelu_fwd"]
-
 
 class LinearGelu(NamedTuple):
     """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides."""

@@ -21,8 +21,6 @@ from bert_fast.reference.activations import activation_bwd, activation_fwd
 from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 from bert_fast.reference.precision import wide
 
-__all__ = ["UP", "Mlp", "mlp_bwd", "mlp_fwd"]
-
 
 class Mlp(NamedTuple):
     """The arguments; parameters have the dtype of x or, beside half precision, fp32. Any strides. N is H in BERT."""

@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from bert_fast.reference.layers import Call, Embeddings, Encoder, KeyValue, Pooler, initialize
 from bert_fast.reference.packing import Packing, read_attention_mask
 
-__all__ = ["ReferenceBertModel", "ReferenceModelOutput"]
-
 
 @dataclass(frozen=True)
 class ReferenceModelOutput:

@@ -38,8 +38,6 @@ from torch import Tensor
 
 from bert_fast.reference.precision import wide
 
-__all__ = ["StepLists", "StepOptions", "adamw_step", "global_norm", "is_dense", "lamb_step"]
-
 
 def is_dense(x: Tensor) -> bool:
     """Whether the elements of x fill a piece of memory without gaps or overlaps, in whatever order."""

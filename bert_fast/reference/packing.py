@@ -15,8 +15,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["Packing", "read_attention_mask"]
-
 
 @dataclass(frozen=True)
 class Packing:

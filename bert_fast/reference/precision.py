@@ -10,8 +10,6 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["wide", "wide_dtype"]
-
 
 @functools.cache  # a call of Python takes longer
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

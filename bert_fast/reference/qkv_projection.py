@@ -19,8 +19,6 @@ from torch import Tensor
 
 from bert_fast.reference.linear import Linear, linear_bwd, linear_fwd
 
-__all__ = ["QkvProjection", "qkv_projection_bwd", "qkv_projection_fwd"]
-
 
 class QkvProjection(NamedTuple):
     """The arguments: all biases or none; parameters of the dtype of x or, beside half precision, fp32. Any strides."""

@@ -19,8 +19,6 @@ Sources: Shaw et al. 2018 (arXiv:1803.02155), equation 4; Huang et al. 2020 (arX
 import torch
 from torch import Tensor
 
-__all__ = ["POSITION_EMBEDDING_TYPES", "relative_scores_bwd", "relative_scores_fwd"]
-
 POSITION_EMBEDDING_TYPES = ("absolute", "relative_key", "relative_key_query")
 
 

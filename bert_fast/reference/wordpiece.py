@@ -31,8 +31,6 @@ import numpy as np
 from bert_fast.reference import _unicode_tables as tables
 from bert_fast.reference.wordpiece_rows import WordPieceRows, text_list
 
-__all__ = ["WordPiece"]
-
 AddedToken = tuple[str, int, bool, bool, bool, bool]  # content, id, single_word, lstrip, rstrip, normalized
 Word = tuple[str, int | None, int, int]  # text, id if it is known already, start and stop in the string it was cut from
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WordPieceRows", "text_list"]
-
 
 class WordPieceRows(abc.ABC):
     """Base class of an engine: what follows from its `encode`."""

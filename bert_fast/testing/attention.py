@@ -11,8 +11,6 @@ from torch import Tensor
 from bert_fast import ops
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 
-__all__ = ["SEED", "SITE", "AttentionCase"]
-
 SEED = torch.tensor([-(2**61) + 12345])
 SITE = 9
 

@@ -12,8 +12,6 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["charsmap", "encoded", "nfkc_map"]
-
 
 def charsmap(replacements: Mapping[bytes, str]) -> bytes:
     """The compiled map of these keys, not empty and without a zero byte, to what takes their place."""

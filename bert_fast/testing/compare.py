@@ -17,8 +17,6 @@ from torch import Tensor
 
 from bert_fast.testing.tolerances import tolerance
 
-__all__ = ["Comparison", "assert_close_to_truth", "assert_same_values", "comparisons"]
-
 
 @dataclass(frozen=True)
 class Comparison:

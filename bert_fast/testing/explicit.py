@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["explicit_function"]
-
 
 def explicit_function(
     forward: Callable[..., tuple[tuple[Tensor, ...], Any]], backward: Callable[..., Sequence[Tensor | None]]

@@ -7,8 +7,6 @@ from functools import cache, wraps
 from typing import Any
 from unittest import mock
 
-__all__ = ["last_programs", "spare_repetition"]
-
 
 def spare_repetition() -> None:
     """From here on the interpreter leaves out what changes no result, half of its time. TRITON_INTERPRET must be 1.

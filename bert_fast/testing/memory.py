@@ -8,8 +8,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["peak_bytes"]
-
 
 class _Peak(TorchDispatchMode):
     """Adds up, after every operator, the storages made since the start that are still alive."""

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from bert_fast.reference.optimizer import StepLists, StepOptions
 
-__all__ = ["Hyper", "Lists", "random_lists", "written_out_norm", "written_out_step"]
-
 
 @dataclass(frozen=True)
 class Hyper:

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Case", "added_mask", "evaluate", "packed_call", "randomize"]
-
 # Every size is small and awkward: odd head counts, a head dimension that is no power of two, odd lengths.
 _BASE = {
     "vocab_size": 61,

@@ -9,8 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["agreement", "bit_agreement", "bit_bias", "byte_chi_square", "mask_bias"]
-
 VALUE_BITS = 16
 
 

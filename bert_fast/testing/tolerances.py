@@ -9,16 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "ABSOLUTE",
-    "FUZZING_SLACK",
-    "RELATIVE",
-    "SHORT_FORM_UNITS",
-    "SHORT_FORM_UNITS_AT_A_ZERO",
-    "Tolerance",
-    "tolerance",
-]
-
 # Of the error that the table allows, in random calls. A million of them reach sizes, scales and cancellations that the
 # tests of accuracy, for which the table is made, do not; there a result is to be seen as another one.
 FUZZING_SLACK = 500.0

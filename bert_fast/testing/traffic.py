@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast.testing.tolerances import RELATIVE
 
-__all__ = ["Traffic", "assert_traffic", "traffic"]
-
 
 class Traffic:
     """Accesses of the kernels run within `traffic()`; masked elements do not count.

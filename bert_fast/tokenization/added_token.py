@@ -4,8 +4,6 @@ import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["AddedToken"]
-
 
 @dataclass(frozen=True)
 class AddedToken:

@@ -4,8 +4,6 @@ import operator
 import reprlib
 from typing import Any
 
-__all__ = ["as_index", "check_device", "check_flags", "members", "plain", "shown", "strings"]
-
 
 def shown(value: Any) -> str:
     """The value as messages show it, shortened; its type where Python writes none, as of ints of 10,000 digits."""

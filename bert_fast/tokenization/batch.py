@@ -14,8 +14,6 @@ from bert_fast.tokenization.layout import Layout, PairForm, Rows, arrange, plan_
 from bert_fast.tokenization.options import Returned, Shape, padded_width
 from bert_fast.tokenization.padding import to_tensor
 
-__all__ = ["encode_batch", "later_encodings", "tokenize_segments"]
-
 
 class Segments(NamedTuple):
     """Tokens of all segments, flat."""

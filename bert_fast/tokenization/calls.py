@@ -17,8 +17,6 @@ from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 from bert_fast.tokenization.unpadded import UnpaddedTokenizer
 from bert_fast.tokenization.vocab import Vocabulary
 
-__all__ = ["Tokenizer"]
-
 _ZERO = 0  # `is` finds arguments that were left out; another int that is equal takes the longer way
 _PLAIN_SHAPE = Shape(True, None, "do_not_pad", None, None, "right")
 

@@ -6,8 +6,6 @@ from typing import Any
 from bert_fast.tokenization.arguments import check_flags, members, plain, shown
 from bert_fast.tokenization.sequences import SequenceTable
 
-__all__ = ["TokenDecoder", "clean_up", "join_tokens"]
-
 # What Hugging Face's WordPiece decoder undoes, in its order: spaces before punctuation and English contractions.
 _CONTRACTIONS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're")
 _JOINED = (".", "?", "!", ",", "'", "n't", "'m", " don't", "'s", "'ve", "'re")

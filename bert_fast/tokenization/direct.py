@@ -8,8 +8,6 @@ from bert_fast.tokenization.engine import Engine
 from bert_fast.tokenization.layout import BERT_PAIRS, PairForm, Truncation
 from bert_fast.tokenization.options import Returned, Shape, padded_width
 
-__all__ = ["Specials", "direct_lists", "direct_rows", "list_entries"]
-
 
 class Specials(NamedTuple):
     """Ids of the tokens that are put around the text, the type id of padding, and the form of pairs."""

@@ -10,8 +10,6 @@ from bert_fast.tokenization.layout import Layout
 from bert_fast.tokenization.options import tensor_kind
 from bert_fast.tokenization.padding import to_tensor
 
-__all__ = ["BatchEncoding", "CharSpan", "Encoding", "Encodings", "FoundTokens", "TokenSpan", "ragged"]
-
 FoundTokens = tuple[Layout, np.ndarray, np.ndarray, np.ndarray]  # and ids [T], offsets [T, 2], word ids [T]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from bert_fast import native
 from bert_fast.errors import BackendError
 
-__all__ = ["Engine", "implementation", "make_engine", "make_unigram"]
-
 
 class Engine(Protocol):
     """What both implementations offer; immutable, so threads may share one."""

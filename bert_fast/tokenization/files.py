@@ -24,8 +24,6 @@ from bert_fast.tokenization.json_files import (
 )
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 
-__all__ = ["as_path", "class_of", "read_added_tokens", "read_padding_side", "read_tokenizer", "write_tokenizer"]
-
 Read = tuple[dict[str, Any], dict[int, AddedToken]]
 Reader = Callable[[Path], Read]
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 
-__all__ = ["Joined", "SequenceForm"]
-
 
 class Joined(NamedTuple):
     """Sequences one behind the other; sequence i is ids[boundaries[i]:boundaries[i + 1]].

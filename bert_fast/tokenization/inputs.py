@@ -9,8 +9,6 @@ import numpy as np
 
 from bert_fast.tokenization.arguments import members
 
-__all__ = ["Inputs", "as_list", "column_inputs", "is_column", "own_texts", "parse_inputs"]
-
 
 @dataclass(frozen=True)
 class Inputs:

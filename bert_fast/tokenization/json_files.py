@@ -9,24 +9,6 @@ from typing import Any, NamedTuple
 
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 
-__all__ = [
-    "CONFIG_KINDS",
-    "ID",
-    "LIST",
-    "MODEL_KINDS",
-    "NORMALIZER_KINDS",
-    "OBJECT",
-    "SWITCH",
-    "TEXT",
-    "TEXT_OR_NULL",
-    "TOKEN",
-    "TOKENIZER_KINDS",
-    "Kind",
-    "check_kinds",
-    "read_json_object",
-    "type_of",
-]
-
 
 class Kind(NamedTuple):
     """What a value may be."""

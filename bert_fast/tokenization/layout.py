@@ -20,8 +20,6 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["BERT_PAIRS", "Code", "Layout", "PairForm", "Truncation", "arrange", "plan_rows"]
-
 
 class Code(IntEnum):
     """What stands at a position of a row."""

@@ -9,8 +9,6 @@ from bert_fast.tokenization.files import TOKENIZER_FILE, as_path
 from bert_fast.tokenization.tokenizer import BertTokenizer
 from bert_fast.tokenization.xlm_roberta import XLMRobertaTokenizer
 
-__all__ = ["load_tokenizer"]
-
 # Of nothing but the model: within strings JSON has a backslash before each quotation mark.
 _IS_UNIGRAM = re.compile(rb'"type"\s*:\s*"Unigram"')
 

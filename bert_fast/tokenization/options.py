@@ -6,19 +6,6 @@ from typing import Any, NamedTuple
 from bert_fast.tokenization.arguments import shown
 from bert_fast.tokenization.layout import Truncation
 
-__all__ = [
-    "LARGE_LENGTH",
-    "MOST_TOKENS",
-    "NO_LIMIT",
-    "Returned",
-    "Shape",
-    "check_int",
-    "check_side",
-    "padded_width",
-    "resolve_shape",
-    "tensor_kind",
-]
-
 LARGE_LENGTH = int(1e20)  # a model_max_length above this means "no limit" (transformers stores 1e30)
 NO_LIMIT = int(1e30)
 

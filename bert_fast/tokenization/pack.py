@@ -9,9 +9,8 @@ from bert_fast.tokenization.form import SequenceForm
 from bert_fast.tokenization.inputs import Inputs
 from bert_fast.tokenization.layout import arrange, plan_rows
 from bert_fast.tokenization.options import Shape
-from bert_fast.tokenization.packed_batch import Later, PackedBatch
-
-__all__ = ["PackedBatch", "pack_inputs", "pack_texts"]
+from bert_fast.tokenization.packed_batch import Later
+from bert_fast.tokenization.packed_batch import PackedBatch as PackedBatch
 
 _SHORT_TEXT_TOKENS = 8  # with max_tokens, first looks at as many texts as would fit at this length
 

@@ -10,8 +10,6 @@ from bert_fast.tokenization.engine import implementation
 if TYPE_CHECKING:
     from torch import Tensor  # the rest of the tokenizer works without it
 
-__all__ = ["Later", "PackedBatch"]
-
 
 class Later(enum.Enum):
     """Stands for an entry that nobody has read yet."""

@@ -8,8 +8,6 @@ import numpy as np
 from bert_fast.tokenization.arguments import plain, shown
 from bert_fast.tokenization.options import padded_width, tensor_kind
 
-__all__ = ["pad_features", "to_tensor"]
-
 _UNPADDABLE = (
     "cannot make tensors of rows of different lengths; pass padding=True and truncation=True, or no return_tensors"
 )

@@ -15,8 +15,6 @@ from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["StoredTokenizer", "prefix_of"]
-
 # Arguments of transformers' from_pretrained that say where and how to fetch; nothing is fetched here.
 _FETCHING = {
     *("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"),

@@ -4,8 +4,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["RaggedBatch", "cut_left"]
-
 
 class RaggedBatch(NamedTuple):
     """Tokens of n texts, one after the other; text i has ids[cu_seqlens[i]:cu_seqlens[i + 1]].

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from bert_fast.tokenization.arguments import check_flags, members, shown
 from bert_fast.tokenization.special_tokens import TokenTable
 
-__all__ = ["SequenceTable"]
-
 
 class SequenceTable(TokenTable):
     """The part of the tokenizer that puts [CLS] and [SEP] around ids, and finds them again."""

@@ -10,8 +10,6 @@ from bert_fast.tokenization.engine import Engine, make_engine
 from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 from bert_fast.tokenization.vocab import Vocabulary
 
-__all__ = ["NAMED_TOKENS", "TokenTable"]
-
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REQUIRED = ("unk_token", "sep_token", "cls_token")
 _CONSTRUCTOR_NAMES = {  # of options that the engine calls otherwise

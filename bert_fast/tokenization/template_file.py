@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 from bert_fast.tokenization.json_files import type_of
 from bert_fast.tokenization.layout import BERT_PAIRS, PairForm
 
-__all__ = ["Template", "read_template", "special_ids", "template_json"]
-
 
 class Template(NamedTuple):
     """The names of the tokens in front of texts and behind them, and what rows of two texts look like."""

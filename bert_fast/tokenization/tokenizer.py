@@ -16,8 +16,6 @@ from bert_fast.tokenization.pretrained import prefix_of
 from bert_fast.tokenization.vocab import load_vocab, open_vocab, vocab_to_text
 from bert_fast.tokenization.wordpiece_file import read_tokenizer_json, tokenizer_json
 
-__all__ = ["BertTokenizer"]
-
 
 class BertTokenizer(Tokenizer):
     """Text to WordPiece ids and back: ids, masks, offsets and word ids as transformers' fast BERT tokenizer makes them.

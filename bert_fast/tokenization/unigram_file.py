@@ -17,8 +17,6 @@ from bert_fast.tokenization.json_files import ID, LIST, SWITCH, TEXT, Kind, chec
 from bert_fast.tokenization.layout import PairForm
 from bert_fast.tokenization.template_file import read_template
 
-__all__ = ["UnigramFile", "read_unigram"]
-
 _METASPACE = {
     "replacement": Kind("one character", lambda value: isinstance(value, str) and len(value) == 1),
     "prepend_scheme": Kind("'always', 'first' or 'never'", lambda value: value in ("always", "first", "never")),

@@ -12,8 +12,6 @@ from bert_fast.tokenization.padding import to_tensor
 from bert_fast.tokenization.pretrained import StoredTokenizer
 from bert_fast.tokenization.ragged import RaggedBatch, cut_left
 
-__all__ = ["UnpaddedTokenizer"]
-
 _SHORT_TEXT_TOKENS = 32  # pack(max_tokens=...) first reads as many texts as would fit at this length
 
 

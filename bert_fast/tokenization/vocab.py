@@ -7,15 +7,6 @@ from typing import Any
 
 from bert_fast.tokenization.arguments import shown
 
-__all__ = [
-    "Vocabulary",
-    "load_vocab",
-    "open_vocab",
-    "read_vocab",
-    "vocab_from_mapping",
-    "vocab_to_text",
-]
-
 _SHOWN = 5  # how many offenders an error message lists
 _MAX_SEARCHES = 32  # one through the bytes of a file costs some 10 us, the dictionary 2 ms
 

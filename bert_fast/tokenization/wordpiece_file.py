@@ -17,8 +17,6 @@ from bert_fast.tokenization.layout import PairForm
 from bert_fast.tokenization.template_file import read_template, template_json
 from bert_fast.tokenization.vocab import vocab_from_mapping
 
-__all__ = ["read_tokenizer_json", "tokenizer_json"]
-
 _HINTS = {
     "Unigram": "; XLMRobertaTokenizer reads it",
     "BPE": ", which transformers' tokenizers read; a model of transformers with it runs here by bert_fast.fuse",

@@ -17,8 +17,6 @@ from bert_fast.tokenization.vocab import Vocabulary
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["XLMRobertaTokenizer"]
-
 # Parts of a tokenizer.json that are kept and written back as they are.
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 # Classes of transformers 5 that build their model of the numbers in a tokenizer.json, as Python reads them; others

@@ -9,8 +9,6 @@ import transformers
 from bert_fast.checks import check_count, check_flag
 from bert_fast.graphs import check_device
 
-__all__ = ["TrainingArguments"]
-
 _GRAPHS_WITHOUT = ("fp16", "fsdp", "gradient_checkpointing", "activation_checkpointing")
 
 

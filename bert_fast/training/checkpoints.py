@@ -15,8 +15,6 @@ from bert_fast.data.digests import data_digest
 from bert_fast.errors import CheckpointError
 from bert_fast.training.loading import Features
 
-__all__ = ["RUN", "STATE", "check_checkpoint", "examples_digest", "last_checkpoint"]
-
 STATE = "trainer_state.json"
 RUN = "bert_fast run"  # the entry of the state that says which run a checkpoint is of
 _SAMPLE = 100  # examples that stand for all

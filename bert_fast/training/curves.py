@@ -6,8 +6,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-__all__ = ["CurvesCallback", "draw_curves"]
-
 _NOT_DRAWN = ("runtime", "per_second", "epoch", "step", "flos", "learning_rate", "grad_norm")
 NAME = "curves.png"
 

@@ -20,8 +20,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bert_fast.data.batches import Batches, only
 
-__all__ = ["PLACE", "Features", "Place", "batch_loader"]
-
 PLACE = "place"  # the entry of a batch that is taken out before a model sees it
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from bert_fast.models.losses import class_loss
 
-__all__ = ["alone", "joined", "label_counts", "loss_parts", "means", "on_host"]
-
 _IGNORED = -100
 
 

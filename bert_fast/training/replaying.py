@@ -11,8 +11,6 @@ from bert_fast.errors import BackendError
 from bert_fast.graphs import Budget, CapturedStep, budgets_for
 from bert_fast.models import BertPreTrainedModel
 
-__all__ = ["Replayed", "check_replayable", "run_budgets"]
-
 _BATCHES_LOOKED_AT = 10_000  # for the sizes of budgets
 _LEFT_OUT = {"labels": -100}  # of what fills batches up, for models without loss_mask
 _NUMBERS = ("regression", "multi_label_classification")  # no value of their labels is left out

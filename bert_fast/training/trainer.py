@@ -28,8 +28,6 @@ from bert_fast.training.loading import PLACE, Features, batch_loader
 from bert_fast.training.losses import alone, joined, label_counts, loss_parts, means, on_host
 from bert_fast.training.replaying import Replayed, check_replayable, run_budgets
 
-__all__ = ["Trainer"]
-
 _WEIGHTS = "loss_weights"  # the entry of a batch that says what its loss counts in its step
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")  # what `AdamW` computes
 # Arguments of transformers that its own loaders, losses and loops look at, with the values that may stand there.

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["imported_names"]
-
 
 def imported_names(path: Path, root: Path) -> Iterator[tuple[str, int]]:
     """Dotted names that a file below `root` imports, lazily or not, also by a literal `import_module`; their lines."""

@@ -1,4 +1,4 @@
-"""One op, one name, the same file name in every folder; files stay short; nothing in them that does not belong."""
+"""One op, one name, the same file name in every folder; nothing in files that does not belong."""
 
 import ast
 import re
@@ -13,10 +13,7 @@ from bert_fast._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"triton": "kernels", "torch": "aten", "reference": "reference"}
-MAX_LINES = 450
 CODE_SUFFIXES = {".py", ".cpp", ".h", ".cu"}
-# Written by a script of tools/, and their first lines say so.
-GENERATED = re.compile(r"generated: do not edit", re.IGNORECASE)
 
 
 def repository_files() -> list[Path]:
@@ -83,13 +80,6 @@ def test_op_has_one_signature(op: str, function: str) -> None:
         for one in backend.implementations(op)
     }
     assert all(names == found["reference"] for names in found.values()), found
-
-
-def test_files_stay_short() -> None:
-    texts = {relative(path): path.read_text(encoding="utf-8") for path in SOURCES}
-    lengths = {name: text.count("\n") for name, text in texts.items() if not GENERATED.search(text[:400])}
-    too_long = {name: length for name, length in lengths.items() if length > MAX_LINES}
-    assert not too_long, f"split by family or by forward and backward: {too_long}"
 
 
 def test_only_bindings_know_python() -> None:

@@ -17,9 +17,8 @@ from benchmarks.gemm_tuning import timing as gemm_tuning
 from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, Product
 from benchmarks.gpu import parts
 from benchmarks.kernels import timing as kernels
-from bert_fast.kernels import _gemm_table, _gemm_tiles
-from bert_fast.kernels._gemm_launch import layout_of
-from bert_fast.kernels._gemm_table import Tile
+from bert_fast.kernels import _gemm_tiles
+from bert_fast.kernels._gemm_tiles import Tile, layout_of
 from tests.benchmarks.conftest import CpuRun
 
 CPU = torch.device("cpu")
@@ -76,7 +75,7 @@ def test_only_what_is_right_is_timed(product: Product, stand_ins: None) -> None:
     for result in results.values():
         named = (result["product"], result["layout"], result["m"], result["n"], result["k"], result["dtype"])
         assert named == (product.kind, product.layout, product.m, product.n, product.k, product.dtype)
-        assert result["source"] == _gemm_table.source_hash()
+        assert result["source"] == _gemm_tiles.source_hash()
     assert {"tflop_s", "us_p20", "us_p80"} <= set(fast)
 
 
@@ -91,7 +90,7 @@ def test_checks_leave_the_operands_alone(product: Product) -> None:
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("kind", _gemm_table.KINDS)
+@pytest.mark.parametrize("kind", _gemm_tiles.KINDS)
 def test_the_real_kernels_are_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides run: a candidate that is wrong would have an error instead of a time."""
     monkeypatch.setattr(gemm_tuning, "tiles_for", lambda *_: [_gemm_tiles.INTERPRETER_TILE])
@@ -105,7 +104,7 @@ def test_the_list_has_every_product_of_a_layer_once() -> None:
     names = [product.name for product in PRODUCTS]
     assert PRODUCTS[0].flops == 2 * 16384 * 3072 * 768
     assert len(names) == len(set(names))
-    assert {p.kind for p in PRODUCTS} == set(_gemm_table.KINDS)
+    assert {p.kind for p in PRODUCTS} == set(_gemm_tiles.KINDS)
     tokens = {min(p.m, p.k) if p.layout == "tn" else p.m for p in PRODUCTS if "vocabulary" not in p.what}
     assert {1024, 65536} <= {p.k for p in PRODUCTS if p.layout == "tn"} | tokens
     assert all(p.m == 16384 or p.k == 16384 for p in PRODUCTS[:28] if "vocabulary" not in p.what), "most telling first"
@@ -149,22 +148,23 @@ def test_sums_are_split_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> 
     # What compiles alike is compiled once: every kind, layout and alignment with each tile.
     jobs = gemm_tuning.preparations(FakeGpu())
     assert len(jobs) == len({(p.kind, p.layout, p.has_bias, p.m % 8, p.n % 8, p.k % 8, t) for p, t in jobs})
-    assert {p.kind for p, _ in jobs} == set(_gemm_table.KINDS) and len(jobs) < 100
+    assert {p.kind for p, _ in jobs} == set(_gemm_tiles.KINDS) and len(jobs) < 100
     assert not any(tile.warp_specialize for _, tile in jobs)
 
 
 def line(tile: Tile | None, us: float, **changes: Any) -> dict[str, Any]:
     made = {
-        "kind": "gemm", "gpu": "Made up 3000", "run": "1", "time": "2000-01-01", "triton": "3.6.0", "torch": "2.11",
+        "kind": "gemm", "gpu": "Made up 3000", "architecture": "sm_90", "multiprocessors": 132, "run": "1",
+        "time": "2000-01-01", "triton": "3.6.0", "torch": "2.11",
         "product": "activation", "layout": "nt", "dtype": "bf16", "m": 16384, "n": 3072, "k": 768, "us": us,
-        "source": _gemm_table.source_hash(), "commit": "c0ffee",
+        "source": _gemm_tiles.source_hash(), "commit": "c0ffee",
         "candidate": str(tile), "tile": tile and tile.to_json(),
     }  # fmt: skip
     return made | ({"verified": True} if tile else {}) | {"speedup_over_library": round(100.0 / us, 3)} | changes
 
 
 def choices(*lines: dict[str, Any]) -> dict[tuple[Any, ...], Any]:
-    made = gemm_table.table(lines, _gemm_table.source_hash())
+    made = gemm_table.table(lines, _gemm_tiles.source_hash())
     assert made is not None
     return {(e["kind"], e["m"], e["n"], e["k"]): e["tile"] and Tile.from_json(e["tile"]) for e in made["entries"]}
 
@@ -192,7 +192,7 @@ def test_the_newest_line_of_each_tile_counts_if_it_is_of_the_present_kernels() -
     other = line(SLOW, 10.0, source="other")
     assert choices(line(None, 100.0), line(FAST, 90.0), other, line(None, 100.0, source="other")) == {UP: FAST}
     for useless in (other, line(None, 1.0, gpu=None), line(FAST, 90.0)):  # the last: nothing to compare with
-        assert gemm_table.table([useless], _gemm_table.source_hash()) is None
+        assert gemm_table.table([useless], _gemm_tiles.source_hash()) is None
     down = dict(product="derivative", triton="3.7.0", time="2000-01-02")
     mixed = [line(None, 100.0), line(FAST, 90.0), line(None, 100.0, **down), line(FAST, 90.0, **down)]
     assert set(choices(*mixed)) == {("derivative", 16384, 3072, 768)}, "one minor version of Triton"
@@ -211,7 +211,7 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     assert command.main(arguments) == 0
     assert "2 products, 1 by our kernel" in capsys.readouterr().out
     path = tables / "made_up_3000.json"
-    found, reason = _gemm_table.read(path, "3.6.1")
+    found, reason = _gemm_tiles.read(path, "3.6.1")
     assert found is not None, reason
     assert found.find("activation", "nt", torch.bfloat16, 16384, 3072, 768).tile == FAST
     assert found.find("activation", "nt", torch.bfloat16, 20000, 3072, 768).tile == FAST
@@ -219,7 +219,7 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
     assert found.find("plain", "nt", torch.bfloat16, 768, 3072, 16384) is None
     content = json.loads(path.read_text())
     assert len(content["launches"]) == 16
-    assert (content["commit"], content["triton"], content["device"]) == ("c0ffee", "3.6.0", "Made up 3000")
+    assert (content["commit"], content["tritons"], content["device"]) == ("c0ffee", ["3.6"], "Made up 3000")
     assert len(path.read_text().splitlines()) < 20, "a line for each entry"
     (results / "a.jsonl").write_text(json.dumps(line(None, 1.0, source="old")) + "\n")
     assert command.main(arguments) == 1
@@ -229,7 +229,7 @@ def test_what_is_written_is_what_the_kernels_read(tmp_path: Path, capsys: pytest
 def test_stored_tables_are_what_stored_lines_say(tmp_path: Path) -> None:
     assert command.main(["--write-table", "--output", str(tmp_path)]) == 0
     for path in sorted(tmp_path.glob("*.json")):
-        assert path.read_text() == (_gemm_table.FOLDER / path.name).read_text(), f"{path.name}: run --write-table"
+        assert path.read_text() == (_gemm_tiles.FOLDER / path.name).read_text(), f"{path.name}: run --write-table"
 
 
 def test_the_part_records_lines_and_what_it_left_out(
@@ -253,7 +253,7 @@ def test_the_part_records_lines_and_what_it_left_out(
     assert all(line["gpu"] is None for line in lines), "pays nothing that is owed to a GPU"
     (left_out,) = cpu_run.lines("skipped")
     assert (left_out["part"], left_out["reason"]) == ("gemm", "OutOfMemoryError: tried to allocate 80 GiB")
-    assert gemm_table.table(lines, _gemm_table.source_hash()) is None
+    assert gemm_table.table(lines, _gemm_tiles.source_hash()) is None
 
 
 def test_the_command_lists_products_and_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ import torch
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.timing import check_case
 from benchmarks.kit.record import ROOT
-from benchmarks.registry import CASES, FUSED_CASES, TOKENIZER_CASES, family_names, kernel_cases
+from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
+from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 from tests.benchmarks.conftest import FAMILY
 
 SIZES = ("gpu", "cpu", "small")

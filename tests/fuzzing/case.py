@@ -14,8 +14,6 @@ import torch
 
 from .rules import argument_names, objection
 
-__all__ = ["Case", "Finding", "PoorRefusal", "Refused", "describe", "place_of"]
-
 
 class Refused(Exception):
     """The library refused a call as it should; the case ends well."""

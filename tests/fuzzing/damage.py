@@ -12,8 +12,6 @@ from typing import Any
 
 from .case import Case
 
-__all__ = ["Files", "damage", "mutated_json", "read_folder", "write_folder"]
-
 Files = dict[str, bytes]  # name -> content
 
 

@@ -26,8 +26,6 @@ from .damage import Files, damage, mutated_json, read_folder, write_folder
 from .tensors import Tensors, garbage, spoil
 from .texts import Texts
 
-__all__ = ["example_rows", "file_content", "run_collators", "run_examples", "run_sources", "run_stores"]
-
 _TOKENIZER = make_tokenizer()
 for _module in ("sklearn.metrics", "scipy.stats", "seqeval.metrics", "torchmetrics.functional.text"):
     importlib.import_module(_module)  # once, before workers are forked

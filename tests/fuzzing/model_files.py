@@ -22,8 +22,6 @@ from .damage import Files, damage, mutated_json, read_folder, write_folder
 from .tensors import garbage, spoil
 from .texts import SPECIAL, Texts, vocabulary
 
-__all__ = ["CLASSES", "run_configurations", "run_model_files", "run_tokenizer_files", "small_config"]
-
 CLASSES = ("BertForMaskedLM", "BertForMultipleChoice", "BertForNextSentencePrediction", "BertForPreTraining",
            "BertForQuestionAnswering", "BertForSequenceClassification", "BertForTokenClassification", "BertLMHeadModel",
            "BertModel")  # fmt: skip

@@ -20,8 +20,6 @@ from .case import Case
 from .model_files import CLASSES, small_config
 from .tensors import Tensors, garbage, spoil
 
-__all__ = ["run_fused", "run_models", "run_modules"]
-
 _VOCABULARY, _LENGTH, _HIDDEN, _HEADS = 23, 16, 8, 2
 _VARIANTS: tuple[dict[str, Any], ...] = (
     {},

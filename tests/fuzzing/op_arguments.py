@@ -11,8 +11,6 @@ from bert_fast.reference.activations import ACTIVATIONS
 
 from .tensors import Tensors
 
-__all__ = ["OPS", "STEPS", "Arguments"]
-
 Arguments = dict[str, Any]
 
 

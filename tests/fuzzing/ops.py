@@ -17,8 +17,6 @@ from .case import Case
 from .op_arguments import OPS, STEPS, Arguments
 from .tensors import Tensors, relaid, spoil
 
-__all__ = ["run_public", "run_registered"]
-
 _BACKENDS = (None, None, "torch", "torch", "reference")
 _STATE = ("params", "exp_avgs", "exp_avg_sqs", "steps", "master_params")  # what a step overwrites
 

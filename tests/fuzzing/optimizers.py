@@ -13,8 +13,6 @@ from bert_fast import optim
 from .case import Case, Finding, Refused
 from .tensors import DTYPES, Tensors, garbage, relaid, spoil
 
-__all__ = ["run"]
-
 # What messages of these calls may name; the base class, torch.optim's, calls parameters by no other name.
 _NAMES = ("params", "parameter", "parameters", "param_groups", "gradient", "state", "state_dict", "lr", "betas", "eps",
           "weight_decay", "max_grad_norm", "grad_scale", "found_inf", "closure", "backend", "bias_correction",

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from .case import Case
 
-__all__ = ["FAULTS", "run"]
-
 
 def _hang(text: str) -> None:
     while True:

@@ -16,8 +16,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["argument_names", "objection"]
-
 _FILE_ERRORS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _KINDS = {TypeError, ValueError, OSError, *_FILE_ERRORS}
 # `f() missing 1 required positional argument: 'x'`, `f() takes 2 positional arguments but 3 were given`; a schema's.

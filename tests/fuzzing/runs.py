@@ -31,8 +31,6 @@ from .examples import example_rows, file_content
 from .model_files import small_config
 from .tensors import garbage, spoil
 
-__all__ = ["run_arguments", "run_commands", "run_resumed"]
-
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 _STEPS = 4

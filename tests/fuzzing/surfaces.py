@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from . import examples, model_files, modelling, ops, optimizers, planted, runs, tokenizers
 from .case import Case
 
-__all__ = ["SURFACES", "Surface", "numbers_of", "surface_named", "surface_of"]
-
 _PLACES = 100
 _GIGABYTE = 1 << 30
 

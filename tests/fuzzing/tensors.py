@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .case import Case
 
-__all__ = ["DTYPES", "Tensors", "garbage", "relaid", "spoil"]
-
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SIZES = (1, 1, 2, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 64, 65)
 _OTHER_DTYPES = (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool, torch.complex64, *DTYPES)

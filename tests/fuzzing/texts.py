@@ -23,8 +23,6 @@ from ..tokenization.fuzz_grammar import (
 from .case import Case
 from .tensors import garbage
 
-__all__ = ["SPECIAL", "Texts", "added_tokens", "engine_options", "vocabulary"]
-
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _POOLS = 24  # vocabularies with texts for each; made once a worker
 

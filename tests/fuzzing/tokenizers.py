@@ -16,8 +16,6 @@ from .rules import argument_names
 from .tensors import garbage, spoil
 from .texts import SPECIAL, Texts, added_tokens, engine_options, vocabulary
 
-__all__ = ["make_tokenizer", "run_calls", "run_constructor"]
-
 _NAMED = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 # What tokenizers of transformers and ours are asked for beside calls; names of entries of dictionaries count as named.
 _NAMES = ("input_ids", "token_type_ids", "attention_mask", "special_tokens_mask", "extra_special_tokens", *_NAMED)

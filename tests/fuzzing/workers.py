@@ -37,8 +37,6 @@ from bert_fast import errors
 from .case import Case, Finding, PoorRefusal, Refused
 from .surfaces import surface_of
 
-__all__ = ["Report", "Trouble", "prepare_parent", "run_case", "run_cases", "tell_case"]
-
 BATCH = 250  # cases a worker; a fork of the parent takes as long as a few of them
 WALL_SECONDS = 300.0  # for a case that waits without computing: a deadlock
 FILE_BYTES = 1 << 28

@@ -13,19 +13,6 @@ from bert_fast.reference.attention import Attention
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = [
-    "EXTRAS",
-    "OP",
-    "TOLERANCES",
-    "arguments_of",
-    "check",
-    "heads_first",
-    "in_fused_buffer",
-    "pairwise",
-    "run",
-    "truth_of",
-]
-
 OP = "attention"
 TOLERANCES = "triton_attention"
 EXTRAS = ("bias", "distance_table")

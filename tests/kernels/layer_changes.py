@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["CHANGES", "CONFIG", "MOVES", "moved", "unaligned"]
-
 CONFIG = SimpleNamespace(
     hidden_size=32, intermediate_size=48, num_attention_heads=2, layer_norm_eps=1e-12, hidden_dropout_prob=0.1,
     attention_probs_dropout_prob=0.2, hidden_act="gelu",

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = ["LAYOUTS", "check", "randn", "relaid", "representable"]
-
 Tensors = dict[str, Tensor | None]
 Run = Callable[[object, Tensors], dict[str, Tensor]]
 

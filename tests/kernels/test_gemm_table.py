@@ -1,6 +1,7 @@
 """Who makes a product: the heuristic, and stored tables with all that can be wrong with them."""
 
 import json
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ pytest.importorskip("triton")
 
 from bert_fast import backend, devices, explain
 from bert_fast.cli import doctor
-from bert_fast.kernels import _gemm_table, _gemm_tiles
-from bert_fast.kernels._gemm_table import Choice, Table, Tile, program, read, slug, source_hash
+from bert_fast.kernels import _gemm_tiles
+from bert_fast.kernels._gemm_tiles import Choice, Table, Tile, program, read, slug, source_hash
 from bert_fast.kernels._launch import assume_architecture
 
 TILE = Tile(128, 256, 64, 8, 3, parts=4)
@@ -28,8 +29,8 @@ def entry(tile: Tile | None = TILE, **changes: Any) -> dict[str, Any]:
 
 
 def content(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    head = {"format": 1, "device": "NVIDIA H200", "source": source_hash(), "triton": "3.6.0", "torch": "2.11"}
-    return head | {"entries": list(entries)} | changes
+    head = {"format": 1, "device": "NVIDIA H200", "architecture": "sm_90", "multiprocessors": 132}
+    return head | {"source": source_hash(), "tritons": ["3.6", "3.9"], "entries": list(entries)} | changes
 
 
 def test_the_nearest_power_of_two_of_tokens_is_taken() -> None:
@@ -61,8 +62,9 @@ def test_where_tokens_are_summed_over_they_are_k() -> None:
 def test_a_good_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "nvidia_h200.json"
     path.write_text(json.dumps(content(entry())))
-    table, reason = read(path, "3.6.2")
-    assert reason is None and table is not None and table.device == "NVIDIA H200"
+    for triton in ("3.6.2", "3.9.0"):
+        table, reason = read(path, triton)
+        assert reason is None and table is not None and table.device == "NVIDIA H200"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,9 @@ def test_a_good_table_is_read(tmp_path: Path) -> None:
         ("{", "is damaged"),
         ("[]", "the format is not 1"),
         (json.dumps({"format": 2}), "the format is not 1"),
-        (json.dumps(content(device=3)), "device must be a string; got 3"),
-        (json.dumps(content(entries={})), "entries must be a list"),
+        (json.dumps(content(device=3)), "device must be of type str; got 3"),
+        (json.dumps(content(multiprocessors="132")), "multiprocessors must be of type int; got '132'"),
+        (json.dumps(content(entries={})), "entries must be of type list; got {}"),
         (json.dumps(content(entry(kind="sum"))), "entry 0: ValueError: kind must be one of plain, "),
         (json.dumps(content(entry(), entry(m=0))), "entry 1: ValueError: m, n and k must be positive"),
         (json.dumps(content({"kind": "plain"})), "entry 0: KeyError"),
@@ -82,7 +85,7 @@ def test_a_good_table_is_read(tmp_path: Path) -> None:
         (json.dumps(content(entry() | {"tile": TILE.to_json() | {"parts": "2"}})), "parts of a tile must be of type"),
         (json.dumps(content(entry() | {"tile": TILE.to_json() | {"block_k": 48}})), "powers of two"),
         (json.dumps(content(source="0" * 16)), "was made from other kernels (source 0000000000000000, now "),
-        (json.dumps(content(triton="3.7.0")), "was made with Triton 3.7.0, this is 3.6.0"),
+        (json.dumps(content(tritons=["3.7", "3.9"])), "is for Triton 3.7, 3.9, this is 3.6.0"),
     ],
 )
 def test_a_bad_table_is_not_used_and_says_why(text: str | None, reason: str, tmp_path: Path) -> None:
@@ -94,33 +97,34 @@ def test_a_bad_table_is_not_used_and_says_why(text: str | None, reason: str, tmp
 
 
 def test_stored_tables_are_named_after_their_device() -> None:
-    for path in _gemm_table.FOLDER.glob("*.json"):
+    for path in _gemm_tiles.FOLDER.glob("*.json"):
         assert path.stem == slug(Table(json.loads(path.read_text())).device)
     assert slug("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
 
 
-@pytest.mark.parametrize("path", sorted(_gemm_table.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(_gemm_tiles.FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_stored_tables_are_live(path: Path) -> None:
     """Made from the present kernels, and the launcher passes its tiles to them as it did when they were timed."""
     from benchmarks.gemm_tuning.launches import launches_hash
 
     stored = json.loads(path.read_text())
-    table, reason = read(path, stored["triton"])  # another Triton's users read that it is not used, and why
-    assert table is not None, f"{reason}; measure anew: python -m benchmarks.gemm_tuning, then --write-table"
+    table, reason = read(path, metadata.version("triton"))
+    how = "another Triton: python -m benchmarks.gemm_tuning --admit; else measure anew, then --write-table"
+    assert table is not None, f"{reason}; {how}"
     assert stored["launches"] == launches_hash(stored["entries"]), f"{path.name}: its tiles are launched otherwise now"
 
 
 def test_launches_change_with_what_the_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gemm_tuning.launches import launches_hash
-    from bert_fast.kernels import _gemm_launch
+    from bert_fast.kernels import _gemm
 
     entries, specialized = [entry(), entry(None)], entry(Tile(128, 128, 64, 4, 4, warp_specialize=True))
     first = launches_hash(entries)
     assert launches_hash(entries) == first != launches_hash([*entries, specialized])
-    monkeypatch.setattr(_gemm_launch, "_ALIGNMENT", 32)
-    _gemm_launch._prepare.cache_clear()
+    monkeypatch.setattr(_gemm, "_ALIGNMENT", 32)
+    _gemm._prepare.cache_clear()
     assert launches_hash(entries) != first
-    _gemm_launch._prepare.cache_clear()
+    _gemm._prepare.cache_clear()
 
 
 def test_the_hash_covers_all_that_is_compiled() -> None:
@@ -128,7 +132,7 @@ def test_the_hash_covers_all_that_is_compiled() -> None:
     from benchmarks.kit.programs import kernel_names, made_of
 
     reached = {file for kernel in kernel_names("_gemm_kernel") for file, _ in made_of("_gemm_kernel", kernel)}
-    assert set(_gemm_table._SOURCES) == {f"{file}.py" for file in reached}
+    assert set(_gemm_tiles._SOURCES) == {f"{file}.py" for file in reached}
 
 
 def test_the_hash_is_of_the_program() -> None:
@@ -140,27 +144,74 @@ def test_the_hash_is_of_the_program() -> None:
         assert program(text.replace(old, new)) != program(text)
 
 
-def test_a_stale_table_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `explain` for ops with products, and by `bert-fast doctor`; a device without a table is not."""
-    monkeypatch.setattr(_gemm_table, "FOLDER", tmp_path)
-    (tmp_path / "a_b.json").write_text(json.dumps(content(entry(), source="0" * 16, device="A B")))
-    (tmp_path / "good.json").write_text(json.dumps(content(entry(), triton=metadata.version("triton"))))
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of tables."""
+    monkeypatch.setattr(_gemm_tiles, "FOLDER", tmp_path)
+    _gemm_tiles.stored.cache_clear()
+    yield tmp_path
+    _gemm_tiles.stored.cache_clear()
+
+
+def test_the_nearest_gpus_table_is_taken(folder: Path) -> None:
+    """Of the same instruction set, with at least four fifths of the multiprocessors; its own comes first."""
+    tables = {"own": {"source": "0" * 16}, "a": {"multiprocessors": 100}, "b": {"multiprocessors": 120}}
+    tables["ampere"] = {"architecture": "sm_80", "multiprocessors": 108}
+    triton = ".".join(metadata.version("triton").split(".")[:2])
+    for name, changes in tables.items():
+        (folder / f"{name}.json").write_text(json.dumps(content(entry(), device=name, tritons=[triton]) | changes))
+    (folder / "damaged.json").write_text("{")
+
+    def taken(*gpu: Any) -> str | None:
+        table, problem = _gemm_tiles.stored(*gpu)
+        return problem if table is None else table.device
+
+    assert taken("NVIDIA H100", "sm_90", 114) == taken("NVIDIA H200", "sm_90", 132) == "b"
+    assert taken("NVIDIA H100", "sm_90", 100) == taken("NVIDIA H100", "sm_90", 81) == "a"
+    assert taken("NVIDIA H20", "sm_90", 78) is None
+    assert taken("NVIDIA A100", "sm_80", 108) == "ampere" and taken("NVIDIA B200", "sm_100", 148) is None
+    assert "was made from other kernels" in (taken("Own", "sm_90", 132) or "")
+    assert "is damaged" in (taken("Damaged", "sm_90", 132) or "")
+
+
+def test_explain_and_doctor_say_which_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = ".".join(metadata.version("triton").split(".")[:2])
+    (folder / "a_b.json").write_text(json.dumps(content(entry(), source="0" * 16, device="A B")))
+    good = content(entry(), device="good", multiprocessors=40, tritons=[triton])
+    (folder / "good.json").write_text(json.dumps(good))
     monkeypatch.setattr(backend, "triton_problems", lambda device: [])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     x: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=BF16)
-    _gemm_table.stored.cache_clear()
-    for device, is_stale in (("A B", True), ("good", False), ("none", False)):
-        chip = devices.Chip("sm_90", device, (9, 0), 132, 227 * 1024)
+    why = "a_b.json was made from other kernels (source 0000000000000000"
+    for device, count, said in (
+        ("A B", 132, f"by no table: {why}"),
+        ("good", 40, "by the table of good"),
+        ("better", 44, "by the table of good, as none is stored for better"),
+        ("none", 90, "by no table: none is stored for a GPU like none"),
+    ):
+        chip = devices.Chip("sm_90", device, (9, 0), count, 227 * 1024)
         for module in (backend, devices):
             monkeypatch.setattr(module, "chip", lambda index, chip=chip: chip)
         monkeypatch.setattr(devices, "triton_problems", lambda device: [])
         monkeypatch.setattr(devices, "assembler", lambda capability: "ptxas")
-        why = "a_b.json was made from other kernels (source 0000000000000000"
-        assert (f"linear: the stored table of matrix products is not used: {why}" in explain("linear", x)) == is_stale
-        assert "stored table" not in explain("layer_norm", x)
+        *_, line = explain("linear", x).splitlines()
+        assert line.startswith(f"linear: matrix products {said}")
+        assert "table" not in explain("layer_norm", x)
         advice = [line for line in doctor.collect()["advice"] if "without its stored table" in line]
-        assert [why in line for line in advice] == [True] * is_stale
-    _gemm_table.stored.cache_clear()
+        assert [why in line for line in advice] == [True] * (device == "A B")
+
+
+def test_a_table_is_for_the_tritons_that_compile_its_tiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.gemm_tuning.table import admit
+
+    spills = Tile(128, 256, 64, 4, 3, max_registers=128)
+    for name, tile in (("good", Tile(64, 64, 64)), ("bad", spills)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content(entry(tile), tritons=["3.5"])))
+    assert admit(tmp_path) == 1
+    triton = ".".join(metadata.version("triton").split(".")[:2])
+    found = {path.stem: json.loads(path.read_text())["tritons"] for path in tmp_path.glob("*.json")}
+    assert found == {"good": ["3.5", triton], "bad": ["3.5"]}
+    assert "registers are spilled" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

@@ -11,10 +11,9 @@ from bert_fast.reference import encoder_layer as reference
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES, output_suffices
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import traffic
-from tests.kernels.test_encoder_layer import ALL, arguments, in_fp64, kernels, run, upstream
+from tests.kernels.test_encoder_layer import ALL, arguments, in_fp64, run, upstream
 
 pytestmark = pytest.mark.interpreter
-__all__ = ["kernels"]
 
 # What one weight, or all, of a LayerNorm may be, with its bias: none of it can be divided by.
 HOSTILE = {

@@ -19,8 +19,6 @@ from torch import Tensor
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import CLASSES, PRECISIONS, SIZES, inputs_of, make_step
 
-__all__ = ["LAYER_SCENARIOS", "NUM_BATCHES"]
-
 NUM_BATCHES = 50
 _MOST_SEQUENCES, _MOST_TOKENS = 12, 4096
 # Of a word of 8 bytes, the upper half where it is an address of Linux's on x86-64; no number here is as large.

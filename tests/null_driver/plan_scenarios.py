@@ -11,8 +11,6 @@ from torch import Tensor
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, inputs_of, make_step
 
-__all__ = ["PLAN_SCENARIOS"]
-
 Asked = list[tuple[Any, ...]]
 
 

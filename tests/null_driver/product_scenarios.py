@@ -18,8 +18,6 @@ from tests.null_driver.layer_scenarios import NUM_BATCHES, _batch, _difference, 
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.products import Matrix, NullProducts, Product
 
-__all__ = ["PRODUCT_SCENARIOS"]
-
 _STREAM = 7
 _SUMS_IN_FP32 = 2
 _SIZES = (1, 3, 8, 17, 32, 64)

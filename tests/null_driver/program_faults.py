@@ -16,8 +16,6 @@ from torch import Tensor
 from tests.null_driver.plan_scenarios import _scale_kernel
 from tools.null_driver.driver import NullDriver
 
-__all__ = ["FAULT_SCENARIOS"]
-
 ROWS = 64
 CONSTANTS = dict(BLOCK=ROWS, num_warps=2, enable_fp_fusion=False)
 

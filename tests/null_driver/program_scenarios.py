@@ -10,8 +10,6 @@ import torch
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, inputs_of, make_step
 
-__all__ = ["PROGRAM_SCENARIOS"]
-
 NUM_SIZES = 50
 STEPS = (
     ("BertForPreTraining", "autocast", ((24, 20, 17, 13), (70, 3, 41), (130, 20, 17))),

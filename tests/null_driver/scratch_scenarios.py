@@ -15,8 +15,6 @@ from tests.null_driver.program_faults import ROWS, _Builder, _tensors
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import inputs_of, make_step
 
-__all__ = ["SCRATCH_SCENARIOS"]
-
 
 class _Memory:
     """What programs that are made from now on allocate."""

@@ -26,8 +26,6 @@ from tests.kernels.layer_changes import CHANGES, CONFIG, MOVES
 from tests.null_driver.layer_scenarios import _ADDRESSES
 from tools.null_driver.driver import NullDriver
 
-__all__ = ["SEQUENCE_SCENARIOS"]
-
 NUM_SEQUENCES, NUM_BY_METHODS, NUM_ALTERED = 200, 30, 10
 _LENGTHS = 1, 2, 5, 9, 16, 33, 64, 130
 _Call = Callable[[], Sequence[Tensor | None]]

@@ -22,8 +22,6 @@ import pytest
 from tests.patience import PATIENCE_S
 from tools.null_driver import build
 
-__all__ = ["run", "run_command"]
-
 ROOT = Path(__file__).resolve().parents[2]
 CLEARED = ("TRITON_INTERPRET", "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH")
 

@@ -8,10 +8,6 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = [
-    "assert_autocast_agrees", "assert_checkpoints", "assert_matches", "gradients", "leaves", "randn", "saved",
-]  # fmt: skip
-
 Function = Callable[..., Tensor]
 Tensors = dict[str, Tensor | None]
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tools.null_driver import build as null_driver
 
-__all__ = ["CACHE_DIR", "all_libraries", "callgrind_library", "missing", "no_arithmetic"]
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).with_name("native")
 CACHE_DIR = ROOT / "build" / "host_cost"

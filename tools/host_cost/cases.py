@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from tools.null_driver.steps import SIZES, Step, _model, _ours, _torchs, inputs_of
 
-__all__ = ["CASES", "CONTESTANTS", "LAYERS", "PRECISIONS", "Case", "batches", "make"]
-
 CONTESTANTS = ("fused", "transformers")
 PRECISIONS = ("bf16", "autocast")
 LAYERS = (2, 6)

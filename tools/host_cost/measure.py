@@ -12,8 +12,6 @@ from statistics import median
 from tools.host_cost import build
 from tools.host_cost.parsing import host_instructions, label_of
 
-__all__ = ["LAYER", "Parts", "counted", "from_dumps"]
-
 LAYER = "layer"  # the case that is counted for one layer
 NUM_LAYERS = 12
 Parts = dict[str, int]  # instructions by part of a step

@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-__all__ = ["ARITHMETIC", "costs", "host_instructions", "is_arithmetic", "label_of"]
-
 Function = tuple[str, str]  # the object's file name, the function's name
 _NAMED = re.compile(r"(c?)(ob|fn)=\((\d+)\)(?: (.*))?")
 _TRIGGER = re.compile(r"desc: Trigger: Client Request: (.*)")

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-__all__ = ["DISTRIBUTIONS", "LENGTHS", "print_shares", "shares"]
-
 LENGTHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "length_distributions"
 # Name of the file and the longest text; longer ones are cut.
 DISTRIBUTIONS = dict(

@@ -8,8 +8,6 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-__all__ = ["CACHE_DIR", "cublaslt", "missing", "stub"]
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 CACHE_DIR = ROOT / "build" / "null_driver"

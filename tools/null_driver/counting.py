@@ -14,8 +14,6 @@ from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, Step
 from tools.step_calls import calls_of
 
-__all__ = ["Counts", "count", "counted_operators", "counted_syncs", "host_microseconds"]
-
 # What torch's operators are on a GPU beside kernels: memory, views, questions of the host.
 _NO_KERNEL = (
     "empty",

@@ -23,8 +23,6 @@ from typing import Any
 
 from tools.null_driver.build import CACHE_DIR
 
-__all__ = ["answer_for_gpu", "install"]
-
 # What talks to torch.cuda itself: runs, commands, graphs.
 _AS_THEY_ARE = ("bert_fast.training", "bert_fast.cli", "bert_fast.data", "bert_fast.graphs")
 

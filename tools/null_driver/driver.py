@@ -10,8 +10,6 @@ from typing import Any
 
 from tools.null_driver import build, device_answers
 
-__all__ = ["DEVICES", "Launch", "NullDriver", "start"]
-
 
 @dataclass(frozen=True)
 class Device:

@@ -13,8 +13,6 @@ import torch
 
 from tools.null_driver import build
 
-__all__ = ["Matrix", "NullProducts", "Product"]
-
 _DTYPES = {0: torch.float32, 2: torch.float16, 14: torch.bfloat16}
 _TF32 = 77
 

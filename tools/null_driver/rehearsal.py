@@ -26,8 +26,6 @@ from unittest import mock
 from tools.null_driver import build
 from tools.null_driver.driver import DEVICES, NullDriver, start
 
-__all__ = ["RECORD", "read", "rehearse", "rows", "sources"]
-
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "rehearsal.json"
 PAGE = ROOT / "docs" / "null_driver.md"
@@ -125,7 +123,7 @@ def sources(chip: str) -> str:
 
     record = cards if chip in CARDS else table
     codes = sorted(row["code"] for key, row in record.read()["kernels"].items() if key.endswith(f" {chip}"))
-    files = sorted(path for path in (ROOT / "bert_fast" / "kernels").glob("*.py") if path.name != "_gemm_table.py")
+    files = sorted(path for path in (ROOT / "bert_fast" / "kernels").glob("*.py") if path.name != "_gemm_tiles.py")
     trees = [_tree(path.read_text(encoding="utf-8")) for path in files]
     return hashlib.sha256("\0".join([repr(DEVICES[chip]), *codes, *trees]).encode()).hexdigest()[:16]
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from tools.null_driver import build
 from tools.null_driver.driver import start
 
-__all__ = ["layer_list", "render"]
-
 
 def layer_list(batch_size: int, length: int) -> list[tuple[str, Tensor]]:
     """Names and tensors that the op saves, but for its input, parameters and what layers share.

@@ -9,8 +9,6 @@ from tools.null_driver.counting import count
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import CLASSES, PARTS, PRECISIONS, make_step
 
-__all__ = ["RECORD", "measure", "read", "risen", "rows", "write"]
-
 RECORD = Path(__file__).resolve().parents[2] / "tests" / "launches.json"
 # Step -> part -> {"launches": {kernel: n}, "tensor maps": n, "products": n, "small": {operator: n}, "python calls": n}
 Table = dict[str, dict[str, dict[str, Any]]]

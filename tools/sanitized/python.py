@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["environment"]
-
 FOLDER = Path(__file__).resolve().parent
 
 

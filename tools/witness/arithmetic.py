@@ -12,8 +12,6 @@ import numpy as np
 from tools.witness.operands import TYPES
 from tools.witness.rounding import bf16_to_fp32, fp32_to_bf16
 
-__all__ = ["arithmetic"]
-
 _WIDER = {np.int32: np.int64, np.uint32: np.uint64, np.int16: np.int32, np.uint16: np.uint32}
 
 

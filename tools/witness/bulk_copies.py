@@ -14,8 +14,6 @@ from tools.witness.memory import Fault
 from tools.witness.operands import address, put, target, value
 from tools.witness.ptx import Instruction
 
-__all__ = ["Barrier", "TensorMap", "barrier", "make"]
-
 
 @dataclass
 class TensorMap:

@@ -10,8 +10,6 @@ from benchmarks.registry import family_names, kernel_cases
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
-__all__ = ["cases"]
-
 _ATTENTION = {
     "S130 causal D128 p0.1": AttentionCase((130,), num_heads=1, head_dim=128, causal=True, dropout_p=0.1),
     "S100 causal": AttentionCase((100, 3), num_heads=1, head_dim=64, causal=True),

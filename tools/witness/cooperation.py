@@ -12,8 +12,6 @@ from tools.witness.memory import Fault
 from tools.witness.operands import TYPES, address, put, target, value
 from tools.witness.ptx import Instruction
 
-__all__ = ["MAKERS"]
-
 
 def _barrier(machine: Machine, one: Instruction) -> Run:
     """bar.sync 0: of the whole program. bar.warp.sync: threads of a warp take each step together anyway."""

@@ -14,8 +14,6 @@ from tools.witness.operands import TYPES, address, names, put, target, value
 from tools.witness.ptx import Instruction
 from tools.witness.rounding import bf16_to_fp32, fp32_to_bf16, fp32_to_tf32
 
-__all__ = ["compile_instruction"]
-
 _BITS: dict[str, Any] = {"bf16": np.uint16, "bf16x2": np.uint32, "f16x2": np.uint32}
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,

@@ -15,8 +15,6 @@ from tools.witness.machine import Machine
 from tools.witness.memory import Global
 from tools.witness.ptx import parse
 
-__all__ = ["Witness", "witness"]
-
 
 @dataclass
 class Witness:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from tools.witness.memory import Fault, Global, Shared
 from tools.witness.ptx import Instruction, Kernel
 
-__all__ = ["Machine"]
-
 Array = NDArray[Any]
 Mask = Array | None
 Run = Callable[[Mask], None]

@@ -15,8 +15,6 @@ from tools.witness.operands import address, names, target, value
 from tools.witness.ptx import Instruction
 from tools.witness.rounding import bf16_to_fp32, fp32_to_tf32
 
-__all__ = ["WARPGROUP", "load_matrices", "store_matrices", "warp_product"]
-
 _LANES = np.arange(32)
 _GROUP, _PLACE = _LANES // 4, _LANES % 4  # row of 8, pair of columns
 _SWIZZLES = {0: (0, 16), 1: (3, 128), 2: (2, 64), 3: (1, 32)}  # code -> bits that are exchanged, bytes of a row

@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Fault", "Global", "Shared"]
-
 Array = NDArray[Any]
 _BY_GROUP = -10  # less the number of the group of four warps
 _DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

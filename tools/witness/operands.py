@@ -9,8 +9,6 @@ import numpy as np
 from tools.witness.machine import Array, Machine, Mask
 from tools.witness.memory import Fault
 
-__all__ = ["TYPES", "address", "names", "put", "target", "value"]
-
 TYPES: dict[str, Any] = {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16,
     "s16": np.int16, "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "b64": np.uint64, "u64": np.uint64,

@@ -6,8 +6,6 @@ Source: NVIDIA, "PTX ISA", version 9.0.
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["Instruction", "Kernel", "parse"]
-
 _INSTRUCTION = re.compile(r"(?:@(!?[%\w$.]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)(?:\s+\.ptr[^,\n]*?)?\s+(\w+)(?:\[(\d+)\])?\s*[,\n)]")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([%\w$]+)(?:<\d+>)?((?:\s*,\s*[%\w$]+)*)")

@@ -14,8 +14,6 @@ from benchmarks.kit.programs import kernel_digests
 if TYPE_CHECKING:  # bert_fast is imported later, with a GPU's answers
     from bert_fast.testing.compare import Comparison
 
-__all__ = ["RECORD_PATH", "figures", "markdown", "name_of", "read", "up_to_date", "write"]
-
 RECORD_PATH = Path(__file__).parent / "record.json"
 _COLUMNS = ("kernels", "programs", "output", "worst", "rms", "share", "seconds")
 

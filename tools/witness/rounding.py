@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["bf16_to_fp32", "fp32_to_bf16", "fp32_to_tf32"]
-
 Array = NDArray[Any]
 
 

@@ -4,8 +4,6 @@ from bert_fast.huggingface import containers, heads, models, token_heads, word_h
 from bert_fast.huggingface.family import Family
 from bert_fast.ops.dropout import DropoutSite
 
-__all__ = ["BERT", "CONTAINERS", "PARTS", "SITES"]
-
 # What families whose layers are BERT's have in common with it.
 PARTS = {
     "*Attention": containers.FusedAttention,

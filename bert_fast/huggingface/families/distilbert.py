@@ -4,8 +4,6 @@ from bert_fast.huggingface import containers, heads, models, token_heads, word_h
 from bert_fast.huggingface.family import Family
 from bert_fast.ops.dropout import DropoutSite
 
-__all__ = ["DISTILBERT"]
-
 _HEADS = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "num_attention_heads": "n_heads"}
 
 DISTILBERT = Family(

@@ -7,8 +7,6 @@ from bert_fast.huggingface import containers, heads, models, token_heads, word_h
 from bert_fast.huggingface.families.bert import CONTAINERS, PARTS, SITES
 from bert_fast.huggingface.family import Family
 
-__all__ = ["ELECTRA"]
-
 ELECTRA = Family(
     libraries={"transformers.models.electra.modeling_electra": "Electra"},
     inner="electra",

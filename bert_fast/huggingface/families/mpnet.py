@@ -8,8 +8,6 @@ from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.flattened import OFFSETS
 from bert_fast.ops.dropout import DropoutSite
 
-__all__ = ["MPNET"]
-
 MPNET = Family(
     libraries={"transformers.models.mpnet.modeling_mpnet": "MPNet"},
     inner="mpnet",

@@ -8,8 +8,6 @@ from bert_fast.huggingface import containers, heads, models, token_heads, word_h
 from bert_fast.huggingface.families.bert import CONTAINERS, PARTS, SITES
 from bert_fast.huggingface.family import Family
 
-__all__ = ["ROBERTA"]
-
 ROBERTA = Family(
     libraries={
         "transformers.models.camembert.modeling_camembert": "Camembert",

@@ -16,8 +16,6 @@ from bert_fast.models import BertForSequenceClassification
 from bert_fast.numerals import table_number
 from bert_fast.training.tasks.task import Task, TaskArguments
 
-__all__ = ["Classification", "ClassificationArguments"]
-
 
 @dataclass
 class ClassificationArguments(TaskArguments):

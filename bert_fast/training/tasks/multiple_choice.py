@@ -24,8 +24,6 @@ from bert_fast.data.sequences import Sequences
 from bert_fast.models import BertForMultipleChoice
 from bert_fast.training.tasks.task import Task, TaskArguments
 
-__all__ = ["MultipleChoice", "MultipleChoiceArguments"]
-
 _SWAG = ["sent1", "sent2", *(f"ending{number}" for number in range(100))]
 _COPA = ["premise", "question", *(f"choice{number}" for number in range(1, 100))]
 

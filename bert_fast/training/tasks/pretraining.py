@@ -19,8 +19,6 @@ from bert_fast.errors import SourceError
 from bert_fast.models import BertForMaskedLM, BertForPreTraining
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["Pretraining", "PretrainingArguments"]
-
 
 @dataclass
 class PretrainingArguments:

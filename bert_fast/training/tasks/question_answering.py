@@ -12,8 +12,6 @@ from bert_fast.data.question_answering import read_questions, split_into_windows
 from bert_fast.models import BertForQuestionAnswering
 from bert_fast.training.tasks.task import Task, TaskArguments
 
-__all__ = ["QuestionAnswering", "QuestionAnsweringArguments"]
-
 _WORST = -1e30  # in place of a score that is no number; two of them added are still one
 
 

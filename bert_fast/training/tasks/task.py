@@ -6,8 +6,6 @@ from typing import Any
 from bert_fast.data.arguments import check_tokenizer_kind
 from bert_fast.tokenization import Tokenizer
 
-__all__ = ["Task", "TaskArguments"]
-
 
 @dataclass
 class TaskArguments:

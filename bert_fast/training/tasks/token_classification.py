@@ -26,8 +26,6 @@ from bert_fast.errors import SourceError
 from bert_fast.models import BertForTokenClassification
 from bert_fast.training.tasks.task import Task, TaskArguments
 
-__all__ = ["TokenClassification", "TokenClassificationArguments"]
-
 _IGNORED = -100
 _ENTITY_LABEL = re.compile(r"O|[BIES]-.+", re.DOTALL)
 

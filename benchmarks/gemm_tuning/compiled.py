@@ -1,0 +1,44 @@
+"""Whether the Triton at hand compiles a stored table's tiles as they were when they were timed.
+
+That is: nothing is spilled, and a multiprocessor holds as many programs as a tile is meant for (`Tile.resident`).
+Needs no GPU.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from benchmarks.aot.compile import compiled_rows
+from benchmarks.aot.device import TARGETS, resident_warps
+from benchmarks.aot.launches import Launch, capture
+from benchmarks.gemm_tuning.launches import product_of
+from benchmarks.gemm_tuning.products import compute, operands
+from bert_fast.kernels._gemm_tiles import Tile
+from bert_fast.kernels._launch import assume_architecture
+
+
+def problems(entries: Iterable[dict[str, Any]], architecture: str) -> list[str]:
+    """What of a table's products does not compile as it should, a line each."""
+    found: dict[str, tuple[str, Tile, Launch]] = {}
+    for entry in entries:
+        if entry["tile"] is None:
+            continue
+        product, tile = product_of(entry), Tile.from_json(entry["tile"])
+        with assume_architecture(architecture), capture() as launches:
+            compute(product, operands(product, torch.device("meta")), tile)
+        for launch in launches:
+            if launch.kernel.__name__ == "_gemm_kernel":
+                found.setdefault(launch.identity, (product.name, tile, launch))
+    names, tiles, of_kernel = zip(*found.values(), strict=True) if found else ((), (), ())
+    texts = []
+    for name, tile, row in zip(names, tiles, compiled_rows(architecture, names, of_kernel), strict=True):
+        warps = resident_warps(TARGETS[architecture], row["registers"], row["shared_bytes"], tile.num_warps)
+        resident = 1 if "accumulate" in name else tile.resident  # as the launcher has it
+        if row["spill_bytes"]:
+            texts.append(f"{name}: {row['spill_bytes']} bytes of {row['registers']} registers are spilled")
+        elif warps // tile.num_warps < resident:
+            texts.append(
+                f"{name}: a multiprocessor holds {warps // tile.num_warps} programs, {resident} are meant to be"
+            )
+    return texts
