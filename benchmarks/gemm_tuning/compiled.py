@@ -30,15 +30,18 @@ def problems(entries: Iterable[dict[str, Any]], architecture: str) -> list[str]:
         for launch in launches:
             if launch.kernel.__name__ == "_gemm_kernel":
                 found.setdefault(launch.identity, (product.name, tile, launch))
-    names, tiles, of_kernel = zip(*found.values(), strict=True) if found else ((), (), ())
     texts = []
-    for name, tile, row in zip(names, tiles, compiled_rows(architecture, names, of_kernel), strict=True):
-        warps = resident_warps(TARGETS[architecture], row["registers"], row["shared_bytes"], tile.num_warps)
+    for name, tile, launch in found.values():
+        try:
+            (row,) = compiled_rows(architecture, [name], [launch])
+        except RuntimeError as error:  # it names the product
+            texts.append(str(error).splitlines()[0])
+            continue
+        programs = resident_warps(TARGETS[architecture], row["registers"], row["shared_bytes"], tile.num_warps)
+        programs //= tile.num_warps
         resident = 1 if "accumulate" in name else tile.resident  # as the launcher has it
         if row["spill_bytes"]:
             texts.append(f"{name}: {row['spill_bytes']} bytes of {row['registers']} registers are spilled")
-        elif warps // tile.num_warps < resident:
-            texts.append(
-                f"{name}: a multiprocessor holds {warps // tile.num_warps} programs, {resident} are meant to be"
-            )
+        elif programs < resident:
+            texts.append(f"{name}: {programs} programs to a multiprocessor, expected {resident}")
     return texts

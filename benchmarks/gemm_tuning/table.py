@@ -130,5 +130,5 @@ def admit(folder: Path | None = None) -> int:
 def dumps(made: dict[str, Any]) -> str:
     """JSON with a line for each entry, so that two tables can be compared line by line."""
     entries = ",\n  ".join(json.dumps(entry) for entry in made["entries"])
-    head = json.dumps({name: value for name, value in made.items() if name != "entries"}, indent=1)
-    return f'{head[:-2]},\n "entries": [\n  {entries}\n ]\n}}\n'
+    head = "".join(f' "{name}": {json.dumps(value)},\n' for name, value in made.items() if name != "entries")
+    return f'{{\n{head} "entries": [\n  {entries}\n ]\n}}\n'

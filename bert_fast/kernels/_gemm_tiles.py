@@ -254,7 +254,7 @@ def stored(device: str, architecture: str, multiprocessors: int) -> Stored:
     own = FOLDER / f"{slug(device)}.json"
     if own.is_file():
         return Stored(*read(own, triton.__version__))
-    found: list[tuple[int, str, Stored]] = []
+    found: list[tuple[bool, int, str, Stored]] = []  # those that can be used first
     for path in sorted(FOLDER.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -262,8 +262,9 @@ def stored(device: str, architecture: str, multiprocessors: int) -> Stored:
         except (KeyError, TypeError, ValueError):  # damaged: the device that it is of says so
             continue
         if is_of_kind and min(count, multiprocessors) >= _NEAR * max(count, multiprocessors):
-            found.append((abs(count - multiprocessors), path.name, Stored(*read(path, triton.__version__))))
-    return min(found)[2] if found else Stored(None, None)
+            one = Stored(*read(path, triton.__version__))
+            found.append((one.table is None, abs(count - multiprocessors), path.name, one))
+    return min(found)[-1] if found else Stored(None, None)
 
 
 ALIGNMENT = 16  # bytes, of tensor descriptors' bases and strides; as much as one load can be wide

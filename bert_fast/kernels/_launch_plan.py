@@ -43,7 +43,7 @@ Window = tuple[int, int] | None  # rows and columns of the tiles by which a copy
 _Pick = Callable[[Any], tuple[Any, ...]]
 
 
-def is_watched() -> bool:
+def are_launches_watched() -> bool:
     """Whether a launch has to be Triton's, since somebody looks."""
     return (
         JITFunction.run is not _run_by_triton
@@ -86,7 +86,7 @@ class LaunchPlan:
                 recorder.note_launch(self, grid, operands, numbers)
                 return
         found = self._find(operands, numbers)
-        if found is not None and not is_watched() and not self._kernel.pre_run_hooks:
+        if found is not None and not are_launches_watched() and not self._kernel.pre_run_hooks:
             ready, addresses = found
             windows = ready.windows
             matrices = [operands[place] for place, _, _ in windows] if windows else ()

@@ -7,9 +7,10 @@
 A kernel is launched by its handle, with parameters put together in C++. What is taken for granted of Triton is checked
 when a kernel is prepared: number, places and sizes of parameters against its cubin, tensor maps against Triton's own.
 
-`run` does not ask whether launches are watched (`_launch_plan.is_watched`), nor for dtypes and shapes of inputs: its
-caller does. It refuses a call where the kernels' device is not the current one, where the first input or one that a
-kernel reads is on another device, and where operands, integers or guards are others than the program was made for.
+`run` does not ask whether launches are watched (`_launch_plan.are_launches_watched`), nor for dtypes and shapes of
+inputs: its caller does. It refuses a call where the kernels' device is not the current one, where the first input or
+one that a kernel reads is on another device, and where operands, integers or guards are others than the program was
+made for.
 """
 
 import warnings

@@ -105,7 +105,7 @@ class Programs:
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
         """What the function returns."""
-        if _launch_plan.is_watched():
+        if _launch_plan.are_launches_watched():
             return self._function(*values)
         lasting = values[self._lasting]
         if not lasting:
@@ -174,7 +174,7 @@ class Programs:
         the function does.
         """
         runners = kind.runners
-        if runners is None or _launch_plan.is_watched():
+        if runners is None or _launch_plan.are_launches_watched():
             return None
         for runner in runners:
             made = runner.run(inputs, numbers)

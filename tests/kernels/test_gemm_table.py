@@ -121,7 +121,7 @@ def test_launches_change_with_what_the_launcher_does(monkeypatch: pytest.MonkeyP
     entries, specialized = [entry(), entry(None)], entry(Tile(128, 128, 64, 4, 4, warp_specialize=True))
     first = launches_hash(entries)
     assert launches_hash(entries) == first != launches_hash([*entries, specialized])
-    monkeypatch.setattr(_gemm, "_ALIGNMENT", 32)
+    monkeypatch.setattr(_gemm, "ALIGNMENT", 32)
     _gemm._prepare.cache_clear()
     assert launches_hash(entries) != first
     _gemm._prepare.cache_clear()
@@ -204,14 +204,16 @@ def test_explain_and_doctor_say_which_table(folder: Path, monkeypatch: pytest.Mo
 def test_a_table_is_for_the_tritons_that_compile_its_tiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.gemm_tuning.table import admit
 
-    spills = Tile(128, 256, 64, 4, 3, max_registers=128)
-    for name, tile in (("good", Tile(64, 64, 64)), ("bad", spills)):
+    wide = Tile(128, 256, 64, 8, 3, parts=4, resident=2)
+    fails = Tile(128, 256, 64, 4, 3, max_registers=128)  # the accumulator alone does not fit
+    for name, tile in (("good", Tile(64, 64, 64)), ("bad", wide), ("worse", fails)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content(entry(tile), tritons=["3.5"])))
     assert admit(tmp_path) == 1
     triton = ".".join(metadata.version("triton").split(".")[:2])
     found = {path.stem: json.loads(path.read_text())["tritons"] for path in tmp_path.glob("*.json")}
-    assert found == {"good": ["3.5", triton], "bad": ["3.5"]}
-    assert "registers are spilled" in capsys.readouterr().out
+    assert found == {"good": ["3.5", triton], "bad": ["3.5"], "worse": ["3.5"]}
+    said = capsys.readouterr().out
+    assert "1 programs to a multiprocessor, expected 2" in said and "does not compile" in said
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
