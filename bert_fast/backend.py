@@ -111,8 +111,7 @@ def _triton_list_reasons(spec: OpSpec) -> list[str]:
 
 
 def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]] = _no_reasons) -> Implementation:
-    folder = {"triton": "kernels", "torch": "aten", "reference": "reference"}[backend]
-    return Implementation(backend, f"bert_fast.{folder}.{op}", reasons)
+    return Implementation(backend, f"bert_fast.{backend}.{op}", reasons)
 
 
 _TABLE: dict[str, tuple[Implementation, ...]] = {
@@ -308,7 +307,7 @@ def _warn_of(problems: tuple[str, ...], taken: str) -> None:
 
 # Ops with matrix products, which the Triton back-end makes as the device's stored table says.
 _WITH_PRODUCTS = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy", "encoder_layer")
-_TABLES = "bert_fast.kernels._gemm_tiles"
+_TABLES = "bert_fast.triton._gemm_tiles"
 
 
 class ProductTable(NamedTuple):

@@ -2,7 +2,7 @@
 
 A product's sums run in an order that depends on its tile, attention's on how many keys a program takes at once; both
 are chosen by how many tokens there are, lest some work for nothing. Within `batch_invariant` they are chosen by the
-weights alone (`kernels/_gemm_tiles.py`, `kernels/attention.py`), and a text's results depend on nothing but itself.
+weights alone (`triton/_gemm_tiles.py`, `triton/attention.py`), and a text's results depend on nothing but itself.
 """
 
 from collections.abc import Iterator

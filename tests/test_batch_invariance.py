@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import bert_fast
-from bert_fast.aten.linear import linear_fwd
 from bert_fast.batch_invariance import ASKED
 from bert_fast.reference.linear import Linear
+from bert_fast.torch.linear import linear_fwd
 
 PROCESSORS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942")
 ROWS = (1, 2, 31, 63, 64, 65, 127, 1000, 4096, 20000)
@@ -26,7 +26,7 @@ def plans(kind: str, dtype: torch.dtype, width: int, wide: int, monkeypatch: pyt
 
     One of two kernels where a sum is made in parts.
     """
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     prepare = _gemm._prepare
     found: set[Any] = set()
@@ -59,7 +59,7 @@ def test_the_kernel_of_a_product_depends_on_the_weight_alone(
     processor: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from bert_fast.kernels._launch import assume_architecture
+    from bert_fast.triton._launch import assume_architecture
 
     with assume_architecture(processor):
         for kind in ("plain", "activation"):

@@ -85,7 +85,7 @@ def test_chips_that_cannot_are_left_to_torch(product: str, gpu: Callable[..., No
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for op in OPS:
-            assert backend.resolve(op, SPEC).__name__ == f"bert_fast.aten.{op}"
+            assert backend.resolve(op, SPEC).__name__ == f"bert_fast.torch.{op}"
             with pytest.raises(BackendError) as refused:
                 backend.resolve(op, SPEC, "triton")
             assert str(refused.value).startswith(f"{op}: back-end 'triton' cannot run this call: {reason}")
@@ -122,7 +122,7 @@ def test_without_what_launchers_are_built_with(
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for op in OPS:
-            assert backend.resolve(op, SPEC).__name__ == f"bert_fast.aten.{op}"
+            assert backend.resolve(op, SPEC).__name__ == f"bert_fast.torch.{op}"
     assert [reason in str(one.message) for one in warned] == [True]
     with pytest.raises(BackendError, match=reason):
         backend.resolve("attention", SPEC, "triton")
@@ -158,9 +158,9 @@ def test_python_headers_are_looked_for_where_triton_does() -> None:
 
 def test_every_chip_has_tiles() -> None:
     """Of its kind; one that nobody looked at is taken for a card, whose tiles fit everywhere."""
-    from bert_fast.kernels._attention_tiles import extras_config, launch_config, short_config
-    from bert_fast.kernels._gemm_tiles import candidates
-    from bert_fast.kernels._launch import kind_of
+    from bert_fast.triton._attention_tiles import extras_config, launch_config, short_config
+    from bert_fast.triton._gemm_tiles import candidates
+    from bert_fast.triton._launch import kind_of
 
     kinds = {
         "sm_80": "sm_80", "sm_86": "sm_86", "sm_87": "sm_80", "sm_89": "sm_86", "sm_90": "sm_90", "sm_100": "sm_100",
@@ -223,7 +223,7 @@ def test_too_little_memory_is_named(direction: str, gpu: Callable[..., None], mo
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"bert_fast.aten.layer_norm.layer_norm_{direction}", fail)
+        patch.setattr(f"bert_fast.torch.layer_norm.layer_norm_{direction}", fail)
         with pytest.raises(torch.OutOfMemoryError, match=rf"^layer_norm_{direction} on cpu: tried to allocate 80 GiB$"):
             call()
     call()

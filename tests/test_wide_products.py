@@ -140,7 +140,7 @@ def test_ways_round_have_the_rounding_of_the_product(
 ) -> None:
     """Of the fp32 sum alone: a product rounded to half precision in between is out of tolerance."""
     pytest.importorskip("triton")
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     library, gpu = give(has), PretendedGpu(monkeypatch)
     a, b, acc = torch.randn(40, 300).to(dtype), torch.randn(300, 24).to(dtype), torch.randn(40, 24)
@@ -163,7 +163,7 @@ def test_ways_round_have_the_rounding_of_the_product(
 def test_weight_gradients_of_the_torch_back_end_too(
     has: tuple[str, ...], give: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bert_fast.aten import _gemm
+    from bert_fast.torch import _gemm
 
     library = give(has)
     dy, x = torch.randn(300, 40).bfloat16(), torch.randn(300, 24).bfloat16()

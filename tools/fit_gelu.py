@@ -1,4 +1,4 @@
-"""Derives the polynomials behind the short GELU of `bert_fast/kernels/_activations.py`; prints them as constants.
+"""Derives the polynomials behind the short GELU of `bert_fast/triton/_activations.py`; prints them as constants.
 
     python tools/fit_gelu.py
 

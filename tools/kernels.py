@@ -2,7 +2,7 @@
 
     python -m tools.kernels [--all]
 
-Seconds where nothing changed. What changed are files of bert_fast/kernels that differ from the commit that last wrote
+Seconds where nothing changed. What changed are files of bert_fast/triton that differ from the commit that last wrote
 tests/rehearsal.json, and the families whose kernels need them; --all takes every family.
 
     interpreter  the tests of these families in Triton's interpreter
@@ -36,7 +36,7 @@ def is_due() -> bool:
 
 
 def changed_files() -> list[str] | None:
-    """Files of bert_fast/kernels that differ from those the records are of; None where git cannot say."""
+    """Files of bert_fast/triton that differ from those the records are of; None where git cannot say."""
     git = ["git", "-C", str(ROOT)]
     asked = subprocess.run(
         [*git, "log", "-1", "--format=%H", "--", str(rehearsal.RECORD)], capture_output=True, text=True, check=False
@@ -51,7 +51,7 @@ def changed_files() -> list[str] | None:
 
 
 def families_of(files: Iterable[str]) -> list[str]:
-    """Families of ops that need one of these files of bert_fast/kernels, directly or not."""
+    """Families of ops that need one of these files of bert_fast/triton, directly or not."""
     changed = set(files)
     families = (path.stem for path in KERNELS.glob("*.py") if not path.stem.startswith("_"))
     return sorted(family for family in families if changed & ({family} | imports(family)))

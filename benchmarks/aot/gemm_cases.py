@@ -25,7 +25,7 @@ _OTHER_ACTIVATIONS = ("gelu_new", "relu", "silu", "tanh")
 
 def _products(dtype: torch.dtype, act: str) -> dict[str, Callable[..., object]]:
     """Name -> a product of BERT's layers as a function of the tile (keyword)."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     x = torch.empty(_TOKENS, _HIDDEN, dtype=dtype)
     up = torch.empty(_INTERMEDIATE, _HIDDEN, dtype=dtype)
@@ -54,8 +54,8 @@ def _products(dtype: torch.dtype, act: str) -> dict[str, Callable[..., object]]:
 
 def _unaligned(dtype: torch.dtype) -> object:
     """Rows of an odd number of elements: only a caller that forces a tile has our kernel multiply them."""
-    from bert_fast.kernels import _gemm
-    from bert_fast.kernels._gemm_tiles import Tile
+    from bert_fast.triton import _gemm
+    from bert_fast.triton._gemm_tiles import Tile
 
     x, weight = torch.zeros(_TOKENS, 101, dtype=dtype), torch.zeros(203, 101, dtype=dtype)
     return _gemm.product_activation(x, weight.t(), torch.zeros(203), "gelu", True, tile=Tile(*_UNALIGNED))
@@ -82,8 +82,8 @@ def gemm_aot_cases() -> Iterator[AotCase]:
 
 
 def _case(what: str, role: str, number: int, dtype: torch.dtype, act: str, *, split_k: int = 1) -> AotCase:
-    from bert_fast.kernels._gemm_tiles import candidates
-    from bert_fast.kernels._launch import architecture
+    from bert_fast.triton._gemm_tiles import candidates
+    from bert_fast.triton._launch import architecture
 
     name = architecture(Tensor().device)
     tile = replace(candidates(name, dtype)[number], split_k=split_k)

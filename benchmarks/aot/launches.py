@@ -153,7 +153,7 @@ def configurations(families: Iterable[str] | None = None, target: str = "sm_90")
     Which family names such a shared launch depends on the alphabetical order of all families, so a table is written
     from all of them.
     """
-    from bert_fast.kernels._launch import assume_architecture
+    from bert_fast.triton._launch import assume_architecture
 
     found: dict[str, Configuration] = {}
     seen: set[str] = set()

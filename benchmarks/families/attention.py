@@ -365,7 +365,7 @@ def _launch(
 
     is_packed: as `ops.attention_qkv` launches it, whose backward writes one tensor; forward is the same.
     """
-    from bert_fast.kernels import attention as family
+    from bert_fast.triton import attention as family
 
     q, k, v = torch.empty(512, 3, 12, head_dim, dtype=dtype).unbind(1)
     cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)

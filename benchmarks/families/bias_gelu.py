@@ -70,7 +70,7 @@ def make(num_tokens: int, num_cols: int, dtype: torch.dtype, approximate: str, d
 
 def aot_cases() -> Iterator[AotCase]:
     """Every launch configuration of BERT's widths: both GELUs in all dtypes, the other activations in bf16."""
-    from bert_fast.kernels import bias_gelu as family
+    from bert_fast.triton import bias_gelu as family
 
     names = [(n, dtype, act, torch.float32) for n in (768, 3072) for dtype in _DTYPES for act in ("gelu", "gelu_new")]
     names += [(3072, torch.bfloat16, act, torch.float32) for act in ("relu", "silu", "tanh")]

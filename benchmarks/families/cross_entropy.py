@@ -109,7 +109,7 @@ def aot_cases() -> Iterator[AotCase]:
 
 
 def _aot_case(num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, row_stride: int | None = None) -> AotCase:
-    from bert_fast.kernels import cross_entropy as family
+    from bert_fast.triton import cross_entropy as family
 
     config = family.launch_config(num_classes, dtype)
 

@@ -71,7 +71,7 @@ def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.de
 
 def aot_cases() -> Iterator[AotCase]:
     """BERT's widths."""
-    from bert_fast.kernels import dropout as family
+    from bert_fast.triton import dropout as family
 
     shapes = [(768, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
     for hidden_size, dtype in [*shapes, (1024, torch.bfloat16)]:

@@ -114,8 +114,8 @@ def _peers(dropout_p: float) -> dict[str, Callable[..., Tensor]]:
 
 def aot_cases() -> Iterator[AotCase]:
     """Every launch configuration of BERT's widths, and of the widest rows, as the op launches them on a GPU."""
-    from bert_fast.kernels import dropout_add_layer_norm as family
-    from bert_fast.kernels._launch import architecture
+    from bert_fast.triton import dropout_add_layer_norm as family
+    from bert_fast.triton._launch import architecture
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     # Parameters are mostly in fp32, as under autocast.

@@ -123,7 +123,7 @@ def _launch(
     """One forward and one backward call; vectors: in place of ids, and neither token types nor positions."""
 
     def launch() -> None:
-        from bert_fast.kernels import embedding as family
+        from bert_fast.triton import embedding as family
 
         num_tokens = 64
         ids = torch.zeros(num_tokens, dtype=torch.int64)
@@ -154,7 +154,7 @@ def _launch(
 
 def aot_cases() -> Iterator[AotCase]:
     """Every launch configuration of BERT's widths, and the widest: tables by output, ids and vectors."""
-    from bert_fast.kernels import embedding as family
+    from bert_fast.triton import embedding as family
 
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     pairs = ((fp32, fp32), (fp32, fp16), (fp32, bf16), (bf16, bf16))

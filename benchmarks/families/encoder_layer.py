@@ -136,7 +136,7 @@ def aot_cases() -> Iterator[AotCase]:
 
     The sums of gradients of biases and LayerNorms, and inputs of LayerNorms computed again.
     """
-    from bert_fast.kernels._column_sums import column_sums, launched_together, row_sums
+    from bert_fast.triton._column_sums import column_sums, launched_together, row_sums
 
     for size in (bert.MINILM, *bert.SIZES):
         for dtype in (torch.float32, torch.bfloat16):
@@ -153,7 +153,7 @@ def aot_cases() -> Iterator[AotCase]:
 
 
 def _norm_inputs() -> Iterator[AotCase]:
-    from bert_fast.kernels import _norm_inputs as family
+    from bert_fast.triton import _norm_inputs as family
 
     shapes = [(size, dtype, torch.float32) for size in (bert.MINILM, *bert.SIZES) for dtype in _HALF]
     for size, dtype, parameters in [*shapes, (bert.BASE, torch.bfloat16, torch.bfloat16)]:

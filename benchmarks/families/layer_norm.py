@@ -93,7 +93,7 @@ def _peers() -> dict[str, Callable[..., Tensor]]:
 
 def aot_cases() -> Iterator[AotCase]:
     """Every launch configuration of BERT's widths, and of the widest rows."""
-    from bert_fast.kernels import layer_norm as family
+    from bert_fast.triton import layer_norm as family
 
     shapes = [(h, dtype, torch.float32) for h in (384, 768, 1024) for dtype in _DTYPES]  # parameters as under autocast
     shapes += [(768, torch.bfloat16, torch.bfloat16)]

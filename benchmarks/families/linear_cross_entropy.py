@@ -151,7 +151,7 @@ def aot_cases() -> Iterator[AotCase]:
 
 def _scale_case(dtype: torch.dtype) -> AotCase:
     """Backward, for gradients of BERT's widths; dbias, of an odd length and small, is in the other cases."""
-    from bert_fast.kernels import linear_cross_entropy as family
+    from bert_fast.triton import linear_cross_entropy as family
 
     def launch() -> None:
         x, made = torch.zeros(2, 768, dtype=dtype), torch.zeros(2, 768)
@@ -170,8 +170,8 @@ def _aot_case(
     num_words: int, dtype: torch.dtype, smoothing: float = 0.0, wants_gradient: bool = True, has_groups: bool = False
 ) -> AotCase:
     """One forward of two rows; dbias as of a first chunk and of a later one, and scaled. `linear` has the products."""
-    from bert_fast.kernels import _gemm
-    from bert_fast.kernels import linear_cross_entropy as family
+    from bert_fast.triton import _gemm
+    from bert_fast.triton import linear_cross_entropy as family
 
     @_gemm.by_library()
     def launch() -> None:

@@ -193,8 +193,8 @@ def aot_cases() -> Iterator[AotCase]:
 
     BERT's tensors are aligned; the variants for tensors that are not access single elements by nature.
     """
-    from bert_fast.kernels import _pointer_tables as tables
-    from bert_fast.kernels import optimizer as family
+    from bert_fast.triton import _pointer_tables as tables
+    from bert_fast.triton import optimizer as family
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for has_master in (False,) if dtype == torch.float32 else (False, True):

@@ -9,7 +9,7 @@
 
 Part `gemm` of `make gpu` does the first within its budget. For every product of BERT's layers and of its vocabulary,
 forward and backward, the library with separate kernels and our kernel with every candidate tile (`_gemm_tiles.py` of
-bert_fast/kernels) take turns; a contestant is timed only after its results were found right. Those far behind after a
+bert_fast/triton) take turns; a contestant is timed only after its results were found right. Those far behind after a
 few rounds drop out.
 """
 

@@ -14,8 +14,8 @@ from benchmarks.aot.device import TARGETS, resident_warps
 from benchmarks.aot.launches import Launch, capture
 from benchmarks.gemm_tuning.launches import product_of
 from benchmarks.gemm_tuning.products import compute, operands
-from bert_fast.kernels._gemm_tiles import Tile
-from bert_fast.kernels._launch import assume_architecture
+from bert_fast.triton._gemm_tiles import Tile
+from bert_fast.triton._launch import assume_architecture
 
 
 def problems(entries: Iterable[dict[str, Any]], architecture: str) -> list[str]:

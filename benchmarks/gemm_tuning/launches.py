@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from benchmarks.gemm_tuning.products import PRODUCTS, Product, compute, operands
-from bert_fast.kernels._gemm_tiles import Tile
-from bert_fast.kernels._launch import assume_architecture
-from bert_fast.kernels._launch_plan import recorders
+from bert_fast.triton._gemm_tiles import Tile
+from bert_fast.triton._launch import assume_architecture
+from bert_fast.triton._launch_plan import recorders
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")  # a table says which GPU it is of, and not of which kind
 _KEY = ("kind", "layout", "dtype", "m", "n", "k")

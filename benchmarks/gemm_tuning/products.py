@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks.kit import bert
 
 if TYPE_CHECKING:
-    from bert_fast.kernels._gemm_tiles import Tile
+    from bert_fast.triton._gemm_tiles import Tile
 
 TOKENS = (16384, 4096, 32768, 8192, 65536, 2048, 1024)  # the most telling first
 CHUNKS = (2048, 1024, 512)  # labelled rows whose logits linear_cross_entropy makes at once
@@ -22,7 +22,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product [m, k] x [k, n] with what follows it, as `bert_fast/kernels/_gemm_tiles.py` tells them apart.
+    """One matrix product [m, k] x [k, n] with what follows it, as `bert_fast/triton/_gemm_tiles.py` tells them apart.
 
     what: where BERT has it ("base up"). kind: plain, accumulate, activation, derivative or recomputed. layout: BLAS
     letters of both operands; forward is nt, the gradient of an input nn, of a weight tn. is_wide: fp32 result.
@@ -131,7 +131,7 @@ def operands(product: Product, device: torch.device) -> Operands:
 
 def compute(product: Product, given: Operands, tile: "Tile | None") -> dict[str, Tensor]:
     """Results by name: of our kernel with this tile, or, for None, of the library and separate kernels."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     a, b, bias, x = given.a, given.b, given.bias, given.x
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.kit.record import ROOT, read_lines
 
-FOLDER = ROOT / "bert_fast" / "kernels" / "tuned"
+FOLDER = ROOT / "bert_fast" / "triton" / "tuned"
 NOISE = 0.02  # a candidate that is better by less than that does not replace the one before it
 _RATIO = "speedup_over_library"
 _KEY = ("product", "layout", "dtype", "m", "n", "k")
@@ -77,7 +77,7 @@ def _minor(line: Line) -> list[str]:
 def write_tables(results: Path, output: Path | None = None) -> int:
     """Writes the table of every device in the results; 1 where there is none to write."""
     from benchmarks.gemm_tuning.launches import launches_hash
-    from bert_fast.kernels._gemm_tiles import slug, source_hash
+    from bert_fast.triton._gemm_tiles import slug, source_hash
 
     by_device: dict[str, list[Line]] = {}
     for path in sorted(results.glob("*.jsonl")):

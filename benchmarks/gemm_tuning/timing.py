@@ -15,7 +15,7 @@ from benchmarks.kit.record import reason
 from bert_fast.testing.compare import assert_close_to_truth
 
 if TYPE_CHECKING:
-    from bert_fast.kernels._gemm_tiles import Tile
+    from bert_fast.triton._gemm_tiles import Tile
 
 ROUNDS, SCREENING_ROUNDS, SCREENING_FACTOR = 10, 3, 1.25
 ROTATION_BYTES, MAX_ROTATION = 256 * 2**20, 8  # several times the largest L2 cache (60 MB on an H200)
@@ -27,8 +27,8 @@ def tiles_for(product: Product, device: torch.device, is_specialized: bool = Fal
 
     is_specialized: those with warps of their own for loads, or all the others.
     """
-    from bert_fast.kernels._gemm_tiles import candidates
-    from bert_fast.kernels._launch import architecture, ceil_div, num_multiprocessors
+    from bert_fast.triton._gemm_tiles import candidates
+    from bert_fast.triton._launch import architecture, ceil_div, num_multiprocessors
 
     if device.type != "cuda":
         return []
@@ -56,7 +56,7 @@ def time_product(
     A contestant whose results are wrong, or that does not run, is not timed. Where the library fails there is nothing
     to compare with: its failure is raised.
     """
-    from bert_fast.kernels._gemm_tiles import source_hash
+    from bert_fast.triton._gemm_tiles import source_hash
 
     facts = {
         "what": product.what, "product": product.kind, "layout": product.layout, "dtype": product.dtype,

@@ -1,7 +1,7 @@
 """Attention's tiles beside alternatives, and whole heads beside tiles: what the launchers' choices are checked against.
 
 Every group of candidates does the same work in turn, so a GPU's times say which of them should ship. Results decide
-nothing by themselves: `bert_fast/kernels/attention.py` has the choice, docs/decisions/ the reason.
+nothing by themselves: `bert_fast/triton/attention.py` has the choice, docs/decisions/ the reason.
 """
 
 from collections.abc import Iterator
@@ -89,8 +89,8 @@ GROUPS = tuple(_groups())  # the most telling first: S = 512 with dropout
 @contextmanager
 def _choosing(candidate: Candidate) -> Iterator[None]:
     """Within, the launchers take a candidate's tiles."""
-    from bert_fast.kernels import attention as family
-    from bert_fast.kernels._attention_tiles import Tile
+    from bert_fast.triton import attention as family
+    from bert_fast.triton._attention_tiles import Tile
 
     shipped = family.launch_config
 
@@ -107,8 +107,8 @@ def _choosing(candidate: Candidate) -> Iterator[None]:
 
 def _launches(group: Group, device: torch.device, num_tokens: int, copies: int) -> list[list[Launch]]:
     """For every candidate, launches on each copy of the problem."""
-    from bert_fast.kernels import attention as family
     from bert_fast.ops.packing import Packing
+    from bert_fast.triton import attention as family
 
     count = max(1, num_tokens // group.length)
     found: list[list[Launch]] = [[] for _ in group.candidates]

@@ -1,6 +1,6 @@
 """What each Triton kernel is made of, as a digest that comments, names of variables and launchers leave alone.
 
-A kernel is its function and all that this reaches of bert_fast/kernels by name: functions it calls, constants,
+A kernel is its function and all that this reaches of bert_fast/triton by name: functions it calls, constants,
 structures. Their syntax counts, without comments, docstrings and layout, and with variables named by their order; the
 names of arguments stay, since launchers say which of them are specialised. Needs neither torch nor triton.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.kit.record import ROOT
 
-KERNELS = ROOT / "bert_fast" / "kernels"
-PACKAGE = "bert_fast.kernels"
+KERNELS = ROOT / "bert_fast" / "triton"
+PACKAGE = "bert_fast.triton"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def made_of(file: str, kernel: str) -> set[tuple[str, str]]:
 
 
 def imports(file: str) -> set[str]:
-    """Files of bert_fast/kernels that a file imports, directly or not."""
+    """Files of bert_fast/triton that a file imports, directly or not."""
     waiting, found = [file], set()
     while waiting:
         for other, _ in _read(waiting.pop()).imported.values():

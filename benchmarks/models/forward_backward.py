@@ -66,7 +66,7 @@ def run_case(
     """
     device = device or torch.device("cpu")
     if gemm == "mkl":  # what a processor gets where MKL itself uses all instructions: no help from oneDNN
-        from bert_fast.aten import _gemm
+        from bert_fast.torch import _gemm
 
         _gemm._mkl_lacks_avx512 = lambda: False
     torch.manual_seed(0)

@@ -56,7 +56,7 @@ class CompiledKernels:
 def _loaded() -> Iterator[Any]:
     """Every compiled kernel of the package that this process has."""
     for file in files():
-        module = sys.modules.get(f"bert_fast.kernels.{file}")
+        module = sys.modules.get(f"bert_fast.triton.{file}")
         for name in kernel_names(file) if module is not None else ():
             for cache, *_ in getattr(getattr(module, name), "device_caches", {}).values():
                 yield from (one for one in cache.values() if hasattr(one, "n_regs"))

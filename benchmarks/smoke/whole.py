@@ -49,7 +49,7 @@ def check_addmm(size: int, device: torch.device) -> dict[str, Any]:
     a, b = (bert.normal(size, size, dtype=torch.bfloat16, device=device) / size**0.25 for _ in range(2))
     acc = torch.randn(size, size, device=device)
     truth, plain = acc.double() + a.double() @ b.double(), acc + a.float() @ b.float()
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     with _gemm.by_library():
         _gemm.product(a, b, out=acc, accumulate=True)

@@ -1,4 +1,4 @@
-// A program (bert_fast/kernels/_program.py) in the form in which it is run: program.cpp makes it, program_run.cpp runs
+// A program (bert_fast/triton/_program.py) in the form in which it is run: program.cpp makes it, program_run.cpp runs
 // it.
 
 #pragma once
@@ -50,7 +50,7 @@ struct Operand {
   int32_t offset = 0;  // a number, bytes
 };
 
-// A matrix of a product; see bert_fast/kernels/_program.py.
+// A matrix of a product; see bert_fast/triton/_program.py.
 struct ProductMatrix {
   Operand operand;
   int32_t leading = 0;  // a number

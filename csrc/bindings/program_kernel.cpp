@@ -56,7 +56,7 @@ host::WindowForm make_window(const host::Driver& driver, const py::tuple& given)
   throw py::value_error("tensor maps differ from those that Triton makes");
 }
 
-// given: (kind, ...), see bert_fast/kernels/_native_program.py.
+// given: (kind, ...), see bert_fast/triton/_native_program.py.
 host::Argument make_argument(const host::Driver& driver, const py::tuple& given) {
   using Kind = host::ArgumentKind;
   host::Argument argument;

@@ -1,4 +1,4 @@
-// Makes programs of the form that Python has (bert_fast/kernels/_program.py). A program is checked when it is made:
+// Makes programs of the form that Python has (bert_fast/triton/_program.py). A program is checked when it is made:
 // places exist, slots are filled before they are read and not after they were given up, operands and numbers are those
 // that the compiled kernels take. Running it then asks no more.
 

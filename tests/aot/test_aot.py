@@ -20,7 +20,7 @@ from benchmarks.aot.check import DROPOUT_LIMIT, ISSUE_SHARE_LIMIT, compare, with
 from benchmarks.aot.device import CARDS, EVERY, TARGETS, derive
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "bert_fast" / "kernels"
+KERNELS = ROOT / "bert_fast" / "triton"
 KEY = "dropout_add_layer_norm_bwd H=1024 bf16 dropout sm_90"
 PRODUCTS_KEY = "attention_fwd tiled D=64 bf16 dropout sm_90"
 
@@ -80,7 +80,7 @@ def test_a_part_of_the_gate_runs_alone_and_writes_nothing() -> None:
 
 
 def kernels_in_source() -> set[str]:
-    """Functions of bert_fast/kernels that are launched: decorated by triton.jit and named _..._kernel."""
+    """Functions of bert_fast/triton that are launched: decorated by triton.jit and named _..._kernel."""
     found = set()
     for path in KERNELS.glob("*.py"):
         for node in ast.parse(path.read_text()).body:

@@ -43,9 +43,9 @@ ALLOWED = {
     "native": {"errors", "env"},
     "addresses": {"native"},
     "reference": {"errors", "checks"},
-    "aten": BASE | {"reference"},
-    # Kernels stand beside aten, not on it; `backend` alone reaches both, by name (see the test of dynamic imports).
-    "kernels": BASE | {"reference"},
+    "torch": BASE | {"reference"},
+    # Kernels stand beside it, not on it; `backend` alone reaches both, by name (see the test of dynamic imports).
+    "triton": BASE | {"reference"},
     "backend": BASE,
     "ops": OPS,
     "modules": MODULES,
@@ -62,7 +62,7 @@ ALLOWED = {
     "cli": CLI,
     "__main__": CLI | {"cli"},
     # For tests and benchmarks: may import all, and nothing imports it.
-    "testing": CLI | {"aten", "kernels", "cli"},
+    "testing": CLI | {"torch", "triton", "cli"},
     # Re-exports of the public API.
     "__init__": DATA | {"data", "huggingface", "warming"} | {"_requirements", "training", "losses"},
 }
@@ -70,7 +70,7 @@ ALLOWED = {
 # Packages that a part may import beyond the standard library, torch and what torch itself requires for typing.
 ALLOWED_PACKAGES = {
     "reference": set(),
-    "kernels": {"triton"},
+    "triton": {"triton"},
     "tokenization": {"numpy"},
 }
 EVERYWHERE = {"torch", "typing_extensions", "__future__"}
@@ -111,8 +111,8 @@ def wrong_imports(path: Path) -> Iterator[str]:
                 yield f"{where}:{line}: tokenization may import reference.wordpiece only, not {name}"
         elif top == "transformers" and part not in {"huggingface", "training", "cli", "bench"}:
             yield f"{where}:{line}: only huggingface, training (and its commands) and bench import transformers"
-        elif top == "triton" and part not in {"kernels", "testing"}:  # testing counts what the interpreter loads
-            yield f"{where}:{line}: only kernels imports triton"
+        elif top == "triton" and part not in {"triton", "testing"}:  # testing counts what the interpreter loads
+            yield f"{where}:{line}: only the back-end triton imports triton"
         elif part in ALLOWED_PACKAGES and top not in sys.stdlib_module_names and top not in EVERYWHERE:
             exception = (path.relative_to(PACKAGE).as_posix(), top)
             if top not in ALLOWED_PACKAGES[part] and exception not in PACKAGE_EXCEPTIONS:
@@ -151,7 +151,7 @@ def loaded_by(statements: str) -> set[str]:
 
 
 # What a user imports; the command line is not in it, since it may load what it likes when it is called.
-PUBLIC_PARTS = {"ops", "modules", "optim", "models", "tokenization", "reference", "aten"}
+PUBLIC_PARTS = {"ops", "modules", "optim", "models", "tokenization", "reference", "torch"}
 PUBLIC = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in SOURCES

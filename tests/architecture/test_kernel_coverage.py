@@ -8,7 +8,7 @@ import pytest
 from bert_fast import backend
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = sorted(path.stem for path in (ROOT / "bert_fast" / "kernels").glob("[!_]*.py"))
+FAMILIES = sorted(path.stem for path in (ROOT / "bert_fast" / "triton").glob("[!_]*.py"))
 
 
 def test_families_are_those_of_the_table_of_back_ends() -> None:

@@ -12,7 +12,6 @@ from bert_fast import backend, native
 from bert_fast._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"triton": "kernels", "torch": "aten", "reference": "reference"}
 CODE_SUFFIXES = {".py", ".cpp", ".h", ".cu"}
 
 
@@ -57,7 +56,7 @@ def parameters(path: Path, name: str) -> list[str]:
 def test_op_has_its_files(op: str) -> None:
     implementations = backend.implementations(op)
     assert implementations[-1].backend == "reference", "the choice always ends at the reference"
-    expected = [ROOT / "bert_fast" / FOLDERS[one.backend] / f"{op}.py" for one in implementations]
+    expected = [ROOT / "bert_fast" / one.backend / f"{op}.py" for one in implementations]
     assert [one.module for one in implementations] == [relative(path)[:-3].replace("/", ".") for path in expected]
     expected.append(ROOT / "bert_fast" / "ops" / f"{op}.py")
     if any(one.backend == "triton" for one in implementations):

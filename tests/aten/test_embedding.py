@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bert_fast.aten import embedding as family
 from bert_fast.reference import embedding as reference
 from bert_fast.reference.embedding import Embedding
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import embedding as family
 
 NAMES = ("dwords", "dposition_table", "dtype_table", "dweight", "dbias")
 FIELDS = ("word_table", "position_table", "type_table", "weight", "bias")

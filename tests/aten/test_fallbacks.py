@@ -12,9 +12,9 @@ from torch import Tensor
 
 import bert_fast
 from bert_fast import native, ops
-from bert_fast.aten import _native
 from bert_fast.reference.dropout import attention_keep_mask, keep_mask
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import _native
 
 SITE = 11
 LENGTHS = [17, 0, 30, 1]

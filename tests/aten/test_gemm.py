@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_fast.aten._gemm import matmul, matmul_add
+from bert_fast.torch._gemm import matmul, matmul_add
 
 
 def _layouts(t: Tensor) -> Iterator[Tensor]:

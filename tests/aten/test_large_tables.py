@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bert_fast import ops
-from bert_fast.aten import embedding as family
-from bert_fast.aten._zeros import zeros_on_touch
+from bert_fast.torch import embedding as family
+from bert_fast.torch._zeros import zeros_on_touch
 
 NUM_ROWS, WIDTH = 40000, 256  # 39 MiB
 

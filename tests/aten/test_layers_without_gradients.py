@@ -12,8 +12,8 @@ from torch import Tensor
 
 import bert_fast
 from bert_fast import native
-from bert_fast.aten import encoder_layer as module
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import encoder_layer as module
 
 HIDDEN = 24
 

@@ -17,8 +17,8 @@ from benchmarks.gemm_tuning import timing as gemm_tuning
 from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, Product
 from benchmarks.gpu import parts
 from benchmarks.kernels import timing as kernels
-from bert_fast.kernels import _gemm_tiles
-from bert_fast.kernels._gemm_tiles import Tile, layout_of
+from bert_fast.triton import _gemm_tiles
+from bert_fast.triton._gemm_tiles import Tile, layout_of
 from tests.benchmarks.conftest import CpuRun
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ class FakeGpu:
 
 
 def test_sums_are_split_where_tiles_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.kernels import _launch
+    from bert_fast.triton import _launch
 
     loads = Tile(128, 128, 64, warp_specialize=True)
     monkeypatch.setattr(_gemm_tiles, "candidates", lambda name, dtype: (Tile(128, 128, 64), loads, Tile(64, 64, 32)))

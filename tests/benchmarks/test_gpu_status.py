@@ -14,8 +14,8 @@ from benchmarks.kit.record import ROOT
 
 FAMILY = """
 import triton
-from bert_fast.kernels._sums import sums
-from bert_fast.kernels._math import helper
+from bert_fast.triton._sums import sums
+from bert_fast.triton._math import helper
 
 @triton.jit
 def _helper(x):

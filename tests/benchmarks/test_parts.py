@@ -221,7 +221,7 @@ def test_launched_kernels_are_recorded_with_their_digest(monkeypatch: pytest.Mon
     jit = pytest.importorskip("triton.runtime.jit", reason="the package triton is not installed")
     ran = []
     monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *args, **kwargs: ran.append(kernel.__name__))
-    from bert_fast.kernels import _column_sums
+    from bert_fast.triton import _column_sums
 
     kernel = _column_sums._column_sums_kernel
     if not isinstance(kernel, jit.JITFunction):

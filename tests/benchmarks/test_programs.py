@@ -21,8 +21,8 @@ def helper(x):
 KERNEL = '''
 import triton
 import triton.language as tl
-from bert_fast.kernels import _other
-from bert_fast.kernels._math import helper as doubled
+from bert_fast.triton import _other
+from bert_fast.triton._math import helper as doubled
 
 NAMES = ["n"]
 
@@ -80,7 +80,7 @@ def test_what_leaves_it_alone(file: str, old: str, new: str, kernels: Path) -> N
 def test_a_helper_may_move(kernels: Path) -> None:
     before = digest()
     (kernels / "_moved.py").write_text(MATH)
-    (kernels / "_math.py").write_text("from bert_fast.kernels._moved import helper\n")
+    (kernels / "_math.py").write_text("from bert_fast.triton._moved import helper\n")
     assert digest() == before
 
 

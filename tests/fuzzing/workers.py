@@ -30,8 +30,8 @@ from pathlib import Path
 
 import torch
 
-import bert_fast.aten
 import bert_fast.reference
+import bert_fast.torch
 from bert_fast import errors
 
 from .case import Case, Finding, PoorRefusal, Refused
@@ -288,7 +288,7 @@ def _print_traceback(error: BaseException) -> None:
 def prepare_parent() -> None:
     """Makes this process one whose forks are cheap and sound: one thread, everything imported, nothing to collect."""
     torch.set_num_threads(1)
-    for package in (bert_fast.aten, bert_fast.reference):
+    for package in (bert_fast.torch, bert_fast.reference):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     for name in _IMPORTED_LATE:

@@ -10,7 +10,7 @@ import torch
 @pytest.fixture(autouse=True)
 def _programs_are_of_the_test() -> None:
     """A test may change what launchers choose, which programs of earlier tests would not know."""
-    from bert_fast.kernels import _programs
+    from bert_fast.triton import _programs
 
     _programs.forget()
 

@@ -48,7 +48,7 @@ def operands(
 
 
 def ours(gemm: Any, given: Operands, kind: str, act: str = "gelu", tile: Any = None) -> dict[str, Tensor]:
-    """Results by name, of bert_fast/kernels/_gemm.py."""
+    """Results by name, of bert_fast/triton/_gemm.py."""
     a, b, bias, x = given.a, given.b, given.bias, given.x
     if kind == "plain":
         return {"c": gemm.product(a, b, bias, tile=tile)}

@@ -25,7 +25,7 @@ def evaluate():  # type: ignore[no-untyped-def]
     import triton
     import triton.language as tl
 
-    from bert_fast.kernels import _activations
+    from bert_fast.triton import _activations
 
     outs = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     activation, activation_derivative = _activations.activation, _activations.activation_derivative

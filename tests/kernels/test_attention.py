@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend
-from bert_fast.kernels._attention_tiles import launch_config, short_config
-from bert_fast.kernels._launch import architecture, assume_architecture, ceil_div
 from bert_fast.reference.attention import Attention
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.traffic import assert_traffic, traffic
+from bert_fast.triton._attention_tiles import launch_config, short_config
+from bert_fast.triton._launch import architecture, assume_architecture, ceil_div
 
 from .attention_grid import OP, arguments_of, check, heads_first, in_fused_buffer, pairwise, run
 

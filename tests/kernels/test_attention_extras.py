@@ -25,7 +25,7 @@ RELATIVE = ["relative_key", "relative_key_query"]
 @pytest.fixture
 def kernels():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    from bert_fast.kernels import attention
+    from bert_fast.triton import attention
 
     return attention
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from bert_fast import backend, ops
-from bert_fast.aten import attention as aten
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import attention as aten
 
 from .attention_grid import OP, arguments_of, in_fused_buffer, run, truth_of
 

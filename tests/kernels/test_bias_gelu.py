@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend
-from bert_fast.aten import bias_gelu as aten
 from bert_fast.reference import bias_gelu as reference
 from bert_fast.reference.bias_gelu import BiasGelu
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE, SHORT_FORM_UNITS
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import bias_gelu as aten
 
 pytestmark = pytest.mark.interpreter
 

@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.float16]
 def module():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
     backend.resolve("layer_norm", backend.OpSpec(torch.device("cpu"), torch.float32), "triton")
-    from bert_fast.kernels import _column_sums
+    from bert_fast.triton import _column_sums
 
     return _column_sums
 
@@ -148,7 +148,7 @@ def test_rows_are_summed_in_fp32(module):  # type: ignore[no-untyped-def]
     ("num_groups", "rows", "of_fp32"), [(32768, 1, 512), (8192, 4, 512), (129, 1, 3), (40, 1, 2), (3, 128, 3)]
 )
 def test_programs_add_up_no_more_than_64_rows_of_fp32(module: Any, num_groups: int, rows: int, of_fp32: int) -> None:
-    from bert_fast.kernels._summing_programs import summing_programs
+    from bert_fast.triton._summing_programs import summing_programs
 
     fp32, half = (summing_programs(num_groups, rows, 1, dtype, torch.device("cpu")) for dtype in DTYPES)
     assert (fp32, half) == (of_fp32, 2), "the interpreter counts two multiprocessors"

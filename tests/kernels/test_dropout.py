@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend, ops
-from bert_fast.aten import dropout as aten
 from bert_fast.reference import dropout as reference
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import dropout as aten
 
 pytestmark = pytest.mark.interpreter
 

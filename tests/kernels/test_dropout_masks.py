@@ -12,8 +12,8 @@ pytestmark = pytest.mark.interpreter
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from bert_fast.kernels._launch import dropout_numbers  # noqa: E402 - imports triton's neighbours
-from bert_fast.kernels._math import keep_values, split_seed  # noqa: E402
+from bert_fast.triton._launch import dropout_numbers  # noqa: E402 - imports triton's neighbours
+from bert_fast.triton._math import keep_values, split_seed  # noqa: E402
 
 VECTORS = {8: "fp16 and bf16", 4: "fp32"}  # neighbouring columns of one thread
 COLS = 256

@@ -367,7 +367,7 @@ def test_offsets_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type:
 
 def test_token_gradients_beyond_two_to_the_31(kernels, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The last of 2^27 + 1 tokens is read from its place in dh, a sparse file; the table has one row."""
-    from bert_fast.kernels import _table_gradient as stage
+    from bert_fast.triton import _table_gradient as stage
 
     num_tokens, hidden_size = 2**27 + 1, 16
     dh = torch.from_file(str(tmp_path / "dh"), shared=True, size=num_tokens * hidden_size, dtype=torch.float16)

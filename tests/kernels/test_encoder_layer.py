@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import backend
-from bert_fast.aten import encoder_layer as aten
 from bert_fast.reference import encoder_layer as reference
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import encoder_layer as aten
 
 pytestmark = pytest.mark.interpreter
 
@@ -102,7 +102,7 @@ def test_runs_repeat_bit_for_bit(kernels):  # type: ignore[no-untyped-def]
 )
 def test_sums_over_rows_share_a_launch(kernels, monkeypatch, wants, num_sums, rows):  # type: ignore[no-untyped-def]
     """Of biases and of LayerNorms, at the end: what a step of backward read before would be NaN."""
-    from bert_fast.kernels import _column_sums
+    from bert_fast.triton import _column_sums
 
     launched: list[int] = []
     launch = _column_sums._launch_together

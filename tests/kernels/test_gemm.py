@@ -21,13 +21,13 @@ ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu", "tanh"]
 @pytest.fixture
 def gemm() -> Any:
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     return _gemm
 
 
 def tile(*blocks: int, **options: Any) -> Any:
-    from bert_fast.kernels._gemm_tiles import Tile
+    from bert_fast.triton._gemm_tiles import Tile
 
     return Tile(*(blocks or (32, 32, 32)), **options)
 
@@ -162,7 +162,7 @@ def test_strides(gemm: Any, layout: str, kind: str) -> None:
 
 
 def test_operands_that_cannot_be_described_are_told(gemm: Any) -> None:
-    from bert_fast.kernels._gemm_tiles import has_aligned_rows, layout_of
+    from bert_fast.triton._gemm_tiles import has_aligned_rows, layout_of
 
     t = torch.zeros(16, 24, dtype=torch.float16)
     assert has_aligned_rows(t) and has_aligned_rows(t[:, :5])

@@ -18,8 +18,8 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def _tiles(dtype: torch.dtype) -> list[object]:
-    from bert_fast.kernels._gemm_tiles import candidates
-    from bert_fast.kernels._launch import architecture
+    from bert_fast.triton._gemm_tiles import candidates
+    from bert_fast.triton._launch import architecture
 
     return list(candidates(architecture(torch.device("cuda")), dtype))
 
@@ -28,7 +28,7 @@ def _tiles(dtype: torch.dtype) -> list[object]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile_with_every_epilogue(kind: str, shape: tuple[int, int, int], number: int) -> None:
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     tile = _tiles(torch.bfloat16)[number]
     given = operands(*shape, torch.bfloat16, LAYOUT[kind], device="cuda")
@@ -41,7 +41,7 @@ def test_every_tile_with_every_epilogue(kind: str, shape: tuple[int, int, int], 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_and_dtypes(kind: str, layout: str, dtype: torch.dtype) -> None:
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     check(_gemm, operands(520, 776, 264, dtype, layout, device="cuda"), kind, tile=_tiles(dtype)[0])
 
@@ -49,7 +49,7 @@ def test_layouts_and_dtypes(kind: str, layout: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("act", ["gelu_new", "relu", "silu", "tanh"])
 @pytest.mark.parametrize("kind", ["activation", "derivative", "recomputed"])
 def test_activations(kind: str, act: str) -> None:
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     tile = _tiles(torch.bfloat16)[1]
     check(_gemm, operands(1024, 3072, 768, torch.bfloat16, device="cuda"), kind, act, tile=tile)
@@ -59,7 +59,7 @@ def test_activations(kind: str, act: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_sizes(kind: str, sizes: tuple[int, int, int]) -> None:
     """By pointer, whatever the processor; and what is chosen for them."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     given = operands(*sizes, torch.bfloat16, device="cuda")
     check(_gemm, given, kind, tile=_tiles(torch.bfloat16)[3])
@@ -68,7 +68,7 @@ def test_odd_sizes(kind: str, sizes: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_split_sums(kind: str) -> None:
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     tile = replace(_tiles(torch.bfloat16)[3], split_k=7)
     check(_gemm, operands(768, 776, 4099 if kind == "accumulate" else 4096, torch.bfloat16, "tn", device="cuda"), kind,
@@ -79,7 +79,7 @@ def test_split_sums(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_gives_the_same(kind: str, dtype: torch.dtype) -> None:
     """fp32 sums and results of half precision without a rounding, or a copy, in between."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     given = operands(520, 776, 264, dtype, LAYOUT[kind], device="cuda", bias_dtype=torch.float32)
     with _gemm.by_library():
@@ -92,7 +92,7 @@ def test_the_library_gives_the_same(kind: str, dtype: torch.dtype) -> None:
 
 def test_results_beyond_two_to_the_31_elements() -> None:
     """Rows of logits: the last ones of an output of more than 2^31 elements, by tensor descriptor and by pointer."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     rows, k = 71000, 64
     for columns in (30528, 30522):

@@ -14,9 +14,9 @@ pytest.importorskip("triton")
 
 from bert_fast import backend, devices, explain
 from bert_fast.cli import doctor
-from bert_fast.kernels import _gemm_tiles
-from bert_fast.kernels._gemm_tiles import Choice, Table, Tile, program, read, slug, source_hash
-from bert_fast.kernels._launch import assume_architecture
+from bert_fast.triton import _gemm_tiles
+from bert_fast.triton._gemm_tiles import Choice, Table, Tile, program, read, slug, source_hash
+from bert_fast.triton._launch import assume_architecture
 
 TILE = Tile(128, 256, 64, 8, 3, parts=4)
 PROCESSORS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
@@ -116,7 +116,7 @@ def test_stored_tables_are_live(path: Path) -> None:
 
 def test_launches_change_with_what_the_launcher_does(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.gemm_tuning.launches import launches_hash
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     entries, specialized = [entry(), entry(None)], entry(Tile(128, 128, 64, 4, 4, warp_specialize=True))
     first = launches_hash(entries)

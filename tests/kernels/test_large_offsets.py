@@ -63,7 +63,7 @@ def sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ten
 @pytest.fixture(autouse=True)
 def _one_group_of_rows_per_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Persistent kernels get a program for every group of rows; sums over all programs are left out."""
-    from bert_fast.kernels import _launch, bias_gelu, dropout_add_layer_norm, embedding, layer_norm
+    from bert_fast.triton import _launch, bias_gelu, dropout_add_layer_norm, embedding, layer_norm
 
     monkeypatch.setattr(_launch, "num_multiprocessors", lambda device: 2**30)
     for module in (embedding, bias_gelu, dropout_add_layer_norm, layer_norm):

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend
-from bert_fast.aten import linear_gelu as aten
 from bert_fast.reference import linear_gelu as reference
 from bert_fast.reference.linear_gelu import LinearGelu
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import linear_gelu as aten
 from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from bert_fast import backend
-from bert_fast.aten import mlp as aten
 from bert_fast.reference import mlp as reference
 from bert_fast.reference.mlp import Mlp
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import mlp as aten
 from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_fast.aten import encoder_layer as aten
 from bert_fast.reference import encoder_layer as reference
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES, output_suffices
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import encoder_layer as aten
 from tests.kernels.test_encoder_layer import ALL, arguments, in_fp64, run, upstream
 
 pytestmark = pytest.mark.interpreter

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.interpreter
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module with empty caches."""
-    from bert_fast.kernels import _pointer_tables as module
+    from bert_fast.triton import _pointer_tables as module
 
     monkeypatch.setattr(module, "_address_cache", module._Cache())
     monkeypatch.setattr(module, "_part_cache", module._Cache())

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bert_fast.env import SETTINGS
-from bert_fast.kernels import _products
-from bert_fast.kernels._products import with_products
-from bert_fast.kernels._program import (
+from bert_fast.triton import _products
+from bert_fast.triton._products import with_products
+from bert_fast.triton._program import (
     Argument,
     Call,
     Empty,
@@ -20,11 +20,11 @@ from bert_fast.kernels._program import (
     scratch_of,
     steps_of,
 )  # fmt: skip
-from bert_fast.kernels._sizes import Expression
+from bert_fast.triton._sizes import Expression
 
 
 def test_views_without_the_function_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.kernels._program import _find_part_of
+    from bert_fast.triton._program import _find_part_of
 
     x = torch.arange(24.0)[2:]
     known = _find_part_of()

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import backend
-from bert_fast.kernels._program import Call
 from bert_fast.reference.encoder_layer import EncoderLayer
 from bert_fast.storage import join_memory, separate_memory
+from bert_fast.triton._program import Call
 from tests.kernels.test_encoder_layer import ALL, HIDDEN, arguments, upstream
 
 pytestmark = pytest.mark.interpreter
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.interpreter
 @pytest.fixture
 def programs():  # type: ignore[no-untyped-def]
     """The module under test, imported only where the interpreter runs: importing triton costs a second."""
-    from bert_fast.kernels import _programs
+    from bert_fast.triton import _programs
 
     return _programs
 

@@ -65,7 +65,7 @@ def run(layer: Any, lengths: tuple[int, ...], by_ops: bool, has_rows: bool = Fal
 @pytest.mark.parametrize("has_rows", [False, True], ids=["all tokens", "some rows"])
 @pytest.mark.parametrize("who", ["adapters", "a hook"])
 def test_bits_are_those_of_the_ops(who: str, has_rows: bool) -> None:
-    from bert_fast.kernels import encoder_layer
+    from bert_fast.triton import encoder_layer
 
     layer = make_layer(who)
     encoder_layer._of_model.forget()

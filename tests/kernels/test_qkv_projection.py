@@ -5,12 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from bert_fast import backend
-from bert_fast.aten import qkv_projection as aten
 from bert_fast.reference import qkv_projection as reference
 from bert_fast.reference.qkv_projection import QkvProjection
 from bert_fast.storage import are_neighbours, join_memory
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import qkv_projection as aten
 from tests.wants import parametrize_wants
 
 from .linear_inputs import LAYOUTS, Tensors, check, randn, relaid, representable

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_fast.kernels._launch import ceil_div
-from bert_fast.kernels._sizes import Numbers, Size, evaluate, larger, smaller
+from bert_fast.triton._launch import ceil_div
+from bert_fast.triton._sizes import Numbers, Size, evaluate, larger, smaller
 
 OPERATIONS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": smaller,

@@ -110,7 +110,7 @@ class _Widest(TorchDispatchMode):
 
 @pytest.mark.parametrize("positions", [False, True])
 def test_scores_of_more_than_the_rows_of_a_chunk_never_exist(monkeypatch: pytest.MonkeyPatch, positions: bool) -> None:
-    from bert_fast.aten import linear_cross_entropy
+    from bert_fast.torch import linear_cross_entropy
 
     model, _ = _models()
     call = _batch(positions)

@@ -145,9 +145,9 @@ def _batch(kind: str, rng: random.Random) -> dict[str, Tensor]:
 def layers_by_programs(driver: NullDriver) -> dict[str, Any]:
     """Launches that differ between programs and ops; programs of each kind of call, by model; launches compared."""
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels import encoder_layer
-    from bert_fast.kernels._program import Launch
-    from bert_fast.kernels._programs import Programs, _Runner
+    from bert_fast.triton import encoder_layer
+    from bert_fast.triton._program import Launch
+    from bert_fast.triton._programs import Programs, _Runner
 
     is_all = os.environ.get("BERT_FAST_ALL_LAYERS") == "1"
     tables = encoder_layer._of_model, encoder_layer._forward, encoder_layer._backward

@@ -56,7 +56,7 @@ def plans_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     Launches of Triton's are made twice, by it and by the plan.
     """
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels._launch_plan import LaunchPlan, recorders
+    from bert_fast.triton._launch_plan import LaunchPlan, recorders
 
     asked, compared, wrong = _note_launches(driver), dict[str, int](), list[str]()
     run, run_by_triton = LaunchPlan.__call__, LaunchPlan._launch_by_triton
@@ -96,7 +96,7 @@ def who_launches(driver: NullDriver) -> dict[str, list[Any]]:
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
-    from bert_fast.kernels._launch_plan import LaunchPlan, launch_plan
+    from bert_fast.triton._launch_plan import LaunchPlan, launch_plan
 
     asked, constants = _note_launches(driver), dict(BLOCK=64, num_warps=2, enable_fp_fusion=False)
     plan = launch_plan(_scale_kernel, **constants)
@@ -172,7 +172,7 @@ def other_launchers(driver: NullDriver) -> dict[str, Any]:
     """
     from triton.backends.nvidia import driver as triton_driver
 
-    from bert_fast.kernels import _launch_plan
+    from bert_fast.triton import _launch_plan
 
     make_map = triton_driver.make_tensordesc_arg
     third = (None,) * (make_map.__code__.co_argcount - 2)

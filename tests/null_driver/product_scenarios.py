@@ -114,8 +114,8 @@ def _matrix(tensor: Tensor) -> Matrix:
 def products_of_layers(driver: NullDriver) -> dict[str, Any]:
     """Launches and products of models with products by address, and those that differ from the ops'."""
     products = _by_address()
-    from bert_fast.kernels import encoder_layer
-    from bert_fast.kernels._programs import Programs
+    from bert_fast.triton import encoder_layer
+    from bert_fast.triton._programs import Programs
 
     is_all = os.environ.get("BERT_FAST_ALL_LAYERS") == "1"
     tables = encoder_layer._of_model, encoder_layer._forward, encoder_layer._backward
@@ -159,8 +159,8 @@ def products_of_layers(driver: NullDriver) -> dict[str, Any]:
 
 def _function(way: str) -> Callable[..., tuple[Tensor, ...]]:
     """A product of one way, and a kernel, without which there is no program in C++."""
-    from bert_fast.kernels import _gemm
-    from bert_fast.kernels._column_sums import column_sums
+    from bert_fast.triton import _gemm
+    from bert_fast.triton._column_sums import column_sums
 
     def run(a: Tensor, b: Tensor, bias: Tensor, start: Tensor) -> tuple[Tensor, ...]:
         if way == "with bias":
@@ -189,8 +189,8 @@ def _operand(rows: int, cols: int, dtype: torch.dtype, lies: str) -> Tensor:
 def products_are_right(driver: NullDriver) -> dict[str, Any]:
     """Products of random shapes that the library computes, and those that are not PyTorch's."""
     products = _by_address()
-    from bert_fast.kernels import _gemm, _products
-    from bert_fast.kernels._programs import Programs
+    from bert_fast.triton import _gemm, _products
+    from bert_fast.triton._programs import Programs
 
     torch.manual_seed(3)
     rng, wrong, counts = random.Random(4), list[str](), Counter[str]()
@@ -228,8 +228,8 @@ def products_are_right(driver: NullDriver) -> dict[str, Any]:
 def product_faults(driver: NullDriver) -> dict[str, Any]:
     """Who makes a product where cuBLASLt does not, and what is raised where it fails."""
     products = _by_address()
-    from bert_fast.kernels import _gemm, _products
-    from bert_fast.kernels._programs import Programs
+    from bert_fast.triton import _gemm, _products
+    from bert_fast.triton._programs import Programs
 
     found: dict[str, Any] = {}
     a, b = _operand(5, 8, torch.bfloat16, "rows"), _operand(8, 3, torch.bfloat16, "columns")

@@ -24,7 +24,7 @@ class _Builder:
     """A program of `_scale_kernel` launches, calls and memory; numbers are n and stride."""
 
     def __init__(self, num_inputs: int = 2, *, stride: int = 7) -> None:
-        from bert_fast.kernels._launch_plan import launch_plan
+        from bert_fast.triton._launch_plan import launch_plan
 
         self.plan = launch_plan(_scale_kernel, **CONSTANTS)
         self.plan((3,), (torch.zeros(4096), torch.zeros(ROWS)), (5, stride, 0.5))
@@ -41,7 +41,7 @@ class _Builder:
         self.readies: list[Any] = []
 
     def number(self, op: str, a: int, b: int = 0) -> int:
-        from bert_fast.kernels._program import Expression
+        from bert_fast.triton._program import Expression
 
         self.expressions.append(Expression(op, a, b))
         return len(self.expressions) - 1
@@ -50,14 +50,14 @@ class _Builder:
         return self.number("constant", value)
 
     def _add(self, what: Any, last_used: tuple[int, ...]) -> None:
-        from bert_fast.kernels._program import Step
+        from bert_fast.triton._program import Step
 
         self.steps.append(Step(what, last_used))
 
     def launch(
         self, x: int, y: int, *, offset: int | None = None, grid: int | None = None, blocks: Any = (), last: Any = ()
     ) -> None:
-        from bert_fast.kernels._program import Launch
+        from bert_fast.triton._program import Launch
 
         operands = ((x, self.zero if offset is None else offset), (y, self.zero))
         numbers = ((True, self.n), (True, self.stride), (False, 0.5))
@@ -69,7 +69,7 @@ class _Builder:
         return self.num_slots - 1
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32, last: Any = ()) -> int:
-        from bert_fast.kernels._program import Empty
+        from bert_fast.triton._program import Empty
 
         slot = self.slot()
         self._add(Empty(slot, shape or (self.rows,), dtype), last)
@@ -83,19 +83,19 @@ class _Builder:
         slots: Any = (),
         last: Any = (),
     ) -> None:
-        from bert_fast.kernels._program import Argument, Call
+        from bert_fast.triton._program import Argument, Call
 
         self._add(Call(function, tuple(Argument(*one) for one in arguments), names, slots), last)
 
     def program(self, *outputs: int) -> Any:
-        from bert_fast.kernels._program import Program
+        from bert_fast.triton._program import Program
 
         return Program(
             self.num_inputs, self.num_slots, tuple(self.expressions), tuple(self.guards), tuple(self.steps), outputs
         )
 
     def native(self, *outputs: int) -> Any:
-        from bert_fast.kernels._native_program import native_program
+        from bert_fast.triton._native_program import native_program
 
         return native_program(self.program(*outputs), self.readies)
 
@@ -190,7 +190,7 @@ def forms_are_checked(driver: NullDriver) -> dict[str, bool]:
 
         return change
 
-    from bert_fast.kernels._program import Window
+    from bert_fast.triton._program import Window
 
     numbers = ((True, 0), (True, 1), (False, 0.5))
     return {
@@ -387,8 +387,8 @@ def _is_given_up() -> bool:
 def kernels_are_checked(driver: NullDriver) -> dict[str, Any]:
     """What a kernel is refused for whose parameters are not those of its cubin, or that is not known otherwise."""
     from bert_fast import native
-    from bert_fast.kernels import _native_program
-    from bert_fast.kernels._native_program import kernel_of
+    from bert_fast.triton import _native_program
+    from bert_fast.triton._native_program import kernel_of
 
     extension = native.load()
     assert extension is not None

@@ -22,7 +22,7 @@ class _Asked:
     """Each launch of a plan once more by a program of this one launch, and both compared."""
 
     def __init__(self, driver: NullDriver) -> None:
-        from bert_fast.kernels import _launch_plan
+        from bert_fast.triton import _launch_plan
 
         self._driver, self._plans = driver, _launch_plan
         self._run = _launch_plan.LaunchPlan.__call__
@@ -42,7 +42,7 @@ class _Asked:
         key = (plan, ready, constants, len(grid))
         arguments, program = self._one_launch(plan, grid, operands, numbers, has_program=key in self._programs)
         if program is not None:
-            from bert_fast.kernels._native_program import native_program
+            from bert_fast.triton._native_program import native_program
 
             self._programs[key] = native_program(program, [ready])
         name = plan._kernel.__name__
@@ -60,7 +60,7 @@ class _Asked:
 
     def _one_launch(self, plan: Any, grid: Any, operands: Any, numbers: Any, *, has_program: bool) -> Any:
         """The call's integers and, unless there is one, the program that takes them."""
-        from bert_fast.kernels._program import Expression, Launch, Program, Step, Window
+        from bert_fast.triton._program import Expression, Launch, Program, Step, Window
 
         arguments: list[int] = []
         expressions = [Expression("constant", 0)]
@@ -88,7 +88,7 @@ class _Asked:
 def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     """How many launches of whole steps were made by programs as well, by kernel, and those that differ in any byte."""
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels._launch_plan import LaunchPlan
+    from bert_fast.triton._launch_plan import LaunchPlan
 
     asked = _Asked(driver)
     with mock.patch.object(LaunchPlan, "__call__", lambda plan, *rest: asked(plan, *rest)):
@@ -103,9 +103,9 @@ def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
 
 def programs_of_any_size(driver: NullDriver) -> dict[str, Any]:
     """As above, of single kernels at random numbers of rows: one program for as many of them as their kernel is for."""
-    from bert_fast.kernels import _gemm
-    from bert_fast.kernels._launch_plan import LaunchPlan
     from bert_fast.ops import dropout_add_layer_norm
+    from bert_fast.triton import _gemm
+    from bert_fast.triton._launch_plan import LaunchPlan
 
     asked, rng, maps = _Asked(driver), random.Random(5), 0
     norm = torch.nn.Parameter(torch.ones(768, dtype=torch.bfloat16))
@@ -130,11 +130,11 @@ def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
     matrices by tensor maps.
     """
     import bert_fast  # noqa: F401  with the answers of a GPU
-    from bert_fast.kernels import _gemm, dropout_add_layer_norm
-    from bert_fast.kernels._launch_plan import LaunchPlan
-    from bert_fast.kernels._native_program import native_program
-    from bert_fast.kernels._program import Empty, Expression, Launch, Program, Step, Window
     from bert_fast.reference.dropout_add_layer_norm import DropoutAddLayerNorm
+    from bert_fast.triton import _gemm, dropout_add_layer_norm
+    from bert_fast.triton._launch_plan import LaunchPlan
+    from bert_fast.triton._native_program import native_program
+    from bert_fast.triton._program import Empty, Expression, Launch, Program, Step, Window
 
     bf16 = torch.bfloat16
     norm, weight, bias = torch.ones(768, dtype=bf16), torch.zeros(768, 3072, dtype=bf16), torch.zeros(3072, dtype=bf16)

@@ -19,8 +19,8 @@ def _store_kernel(x_ptr, n, BLOCK: tl.constexpr):
 
 def planted(driver: NullDriver) -> dict[str, Any]:
     """A product whose tile is too large for cards, kernels that change from call to call, one that is all right."""
-    from bert_fast.kernels import _gemm
-    from bert_fast.kernels._gemm_tiles import Tile
+    from bert_fast.triton import _gemm
+    from bert_fast.triton._gemm_tiles import Tile
 
     x, weight = (torch.zeros(256, 256, dtype=torch.bfloat16) for _ in range(2))
     y, counter = torch.zeros(128), itertools.count(1)

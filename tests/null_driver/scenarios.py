@@ -191,8 +191,8 @@ def batch_invariant(driver: NullDriver) -> dict[str, list[list[int]]]:
     kernel is compiled or run.
     """
     import bert_fast
-    from bert_fast.kernels._launch_plan import LaunchPlan
-    from bert_fast.kernels._programs import Programs
+    from bert_fast.triton._launch_plan import LaunchPlan
+    from bert_fast.triton._programs import Programs
 
     noted: list[Any] = []
 
@@ -246,8 +246,8 @@ def _packed(inputs: dict[str, Any], lengths: tuple[int, ...]) -> dict[str, Any]:
 
 def _forget() -> None:
     """As a process is that has launched nothing: kernels are loaded again."""
-    from bert_fast.kernels._launch_plan import LaunchPlan
-    from bert_fast.kernels._programs import Programs
+    from bert_fast.triton._launch_plan import LaunchPlan
+    from bert_fast.triton._programs import Programs
 
     for one in gc.get_objects():
         if type(one) is LaunchPlan:
@@ -255,7 +255,7 @@ def _forget() -> None:
         elif type(one) is Programs:
             one.forget()
     for name, module in [*sys.modules.items()]:
-        if name.startswith("bert_fast.kernels."):
+        if name.startswith("bert_fast.triton."):
             for kernel in vars(module).values():
                 if isinstance(kernel, triton.JITFunction):
                     kernel.device_caches.clear()

@@ -43,7 +43,7 @@ def _program(call: Callable[[Tensor], Tensor] | None = None, out_of_scratch: boo
 
     out_of_scratch: the view is an output, too.
     """
-    from bert_fast.kernels._program import part_of
+    from bert_fast.triton._program import part_of
 
     one = _Builder()
     scratch = one.empty(one.n, one.rows)
@@ -60,7 +60,7 @@ def _program(call: Callable[[Tensor], Tensor] | None = None, out_of_scratch: boo
 
 def scratch(driver: NullDriver) -> dict[str, Any]:
     """By what was done between two runs, how much the second one allocates, of a result and of scratch."""
-    from bert_fast.kernels import _native_program
+    from bert_fast.triton import _native_program
 
     memory = _Memory()
     found: dict[str, Any] = {}

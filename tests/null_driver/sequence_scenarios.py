@@ -35,7 +35,7 @@ class _Compared:
     """Runs calls by both executors and compares them."""
 
     def __init__(self, driver: NullDriver) -> None:
-        from bert_fast.kernels._programs import _Runner
+        from bert_fast.triton._programs import _Runner
 
         self._driver, self._runner, self._run = driver, _Runner, _Runner.run
         self.in_extension = self.num_launches = 0
@@ -192,7 +192,7 @@ def random_sequences(driver: NullDriver) -> dict[str, Any]:
     """Returns the calls in which C++ and Python differ, and how many calls were compared, by error."""
     import bert_fast  # noqa: F401  with the answers of a GPU
     from bert_fast import use_backend
-    from bert_fast.kernels._programs import forget
+    from bert_fast.triton._programs import forget
 
     driver.note_parameters()
     compared, altered = _Compared(driver), _Altered(driver)
@@ -204,7 +204,7 @@ def random_sequences(driver: NullDriver) -> dict[str, Any]:
             _Sequence(seed, compared).run()
             if seed % 500 == 0:
                 gc.collect()
-        with mock.patch("bert_fast.kernels._native_program.exchange", return_value=None):
+        with mock.patch("bert_fast.triton._native_program.exchange", return_value=None):
             forget()  # programs made from here on read tensors by methods
             for seed in range(NUM_BY_METHODS):
                 _Sequence(seed, compared).run()

@@ -73,9 +73,9 @@ def test_page_has_the_record(record: dict[str, dict[str, Any]]) -> None:
 def test_other_kernels_are_other_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = rehearsal.sources("sm_86")
     assert before != rehearsal.sources("sm_89")
-    folder = tmp_path / "bert_fast" / "kernels"
+    folder = tmp_path / "bert_fast" / "triton"
     folder.mkdir(parents=True)
-    for path in (ROOT / "bert_fast" / "kernels").glob("*.py"):
+    for path in (ROOT / "bert_fast" / "triton").glob("*.py"):
         (folder / path.name).write_text("# a comment\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(rehearsal, "ROOT", tmp_path)
     assert rehearsal.sources("sm_86") == before

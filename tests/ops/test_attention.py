@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
-from bert_fast.aten import attention as aten
 from bert_fast.reference.dropout import attention_keep_mask
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import attention as aten
 
 LENGTHS = [(1,), (5, 1, 3), (0, 4, 0, 7), (17, 31), (64, 2)]
 LAYOUTS = {

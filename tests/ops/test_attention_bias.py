@@ -66,7 +66,7 @@ def test_the_routine_is_taken_and_sees_the_bias_where_it_lies(monkeypatch: pytes
             seen.append(dbias != 0)
             library.attention_bwd(*arguments, dbias=dbias)
 
-    monkeypatch.setattr("bert_fast.aten.attention.routines", lambda *_: Recorder())
+    monkeypatch.setattr("bert_fast.torch.attention.routines", lambda *_: Recorder())
     bias = torch.randn(1, 2, 30, 30).transpose(2, 3).expand(3, -1, -1, -1)
     attend(torch.randn(90, 2, 16), bias)
     assert seen == [bias.data_ptr(), (3, 2, 30, 30), (0, 900, 1, 30), True]

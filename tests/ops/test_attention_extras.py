@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
-from bert_fast.aten.attention import attention_bwd, attention_fwd
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch.attention import attention_bwd, attention_fwd
 from tests.attention_records import plain_attention
 
 BIASES = ["", "B", "A", "K", "Q", "BK", "QK", "BQK", "BAQK"]

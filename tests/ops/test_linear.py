@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from bert_fast import ops
-from bert_fast.aten import _gemm
-from bert_fast.aten import linear as aten
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import _gemm
+from bert_fast.torch import linear as aten
 from tests.wants import parametrize_wants
 
 from .linear_cases import assert_autocast_agrees, assert_checkpoints, assert_matches, gradients, leaves, randn, saved

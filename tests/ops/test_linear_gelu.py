@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from bert_fast import ops
-from bert_fast.aten import linear_gelu as aten
 from bert_fast.reference.activations import ACTIVATIONS
+from bert_fast.torch import linear_gelu as aten
 from tests.wants import parametrize_wants
 
 from .linear_cases import assert_autocast_agrees, assert_checkpoints, assert_matches, gradients, leaves, randn, saved

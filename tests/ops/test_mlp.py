@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
-from bert_fast.aten import mlp as aten
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.mlp import Mlp
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import mlp as aten
 from tests.wants import parametrize_wants
 
 from .linear_cases import assert_autocast_agrees, assert_checkpoints, assert_matches, gradients, leaves, randn, saved

@@ -24,7 +24,7 @@ def fail(*_: object, **__: object) -> None:
 @contextmanager
 def no_memory_in(op: str, direction: str) -> Iterator[None]:
     """Back-end `torch` has no memory for this op."""
-    module = importlib.import_module(f"bert_fast.aten.{op}")
+    module = importlib.import_module(f"bert_fast.torch.{op}")
     names = [name for name in dir(module) if name.endswith(DIRECTIONS[direction])]
     assert names
     with mock.patch.multiple(module, **dict.fromkeys(names, fail)), bert_fast.backend.use_backend("torch"):
@@ -80,7 +80,7 @@ def test_the_norm_of_gradients_is_named() -> None:
 def test_accelerate_finds_a_batch_size() -> None:
     """`find_executable_batch_size` knows the error by its class and words, and tries smaller batches."""
     utils = pytest.importorskip("accelerate.utils")
-    from bert_fast.aten import layer_norm
+    from bert_fast.torch import layer_norm
 
     tried = []
 

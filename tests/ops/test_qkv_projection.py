@@ -100,7 +100,7 @@ def test_layouts_of_input_and_gradient(layout: str) -> None:
 
 def recorded(inputs: list[Any]) -> tuple[Tensor, Any]:
     """qkv, and the list that notes which gradients each backward asks a back-end for."""
-    from bert_fast.aten import qkv_projection as aten
+    from bert_fast.torch import qkv_projection as aten
 
     asked: list[frozenset[str]] = []
     original = aten.qkv_projection_bwd

@@ -27,7 +27,7 @@ def tool() -> ModuleType:
 def test_kernels_hold_the_coefficients(tool: ModuleType, dtype: str) -> None:
     degree, end, log2_normal, _ = tool.TYPES[dtype]
     q, _ = tool.fit(degree, end, log2_normal)
-    source = (ROOT / "bert_fast" / "kernels" / "_activations.py").read_text(encoding="utf-8")
+    source = (ROOT / "bert_fast" / "triton" / "_activations.py").read_text(encoding="utf-8")
     held = {float(number) for number in re.findall(r"\d\.\d+e[-+]?\d+", source)}
     for coefficient in tool.monomials(q, end):
         assert float(f"{abs(coefficient):.9e}") in held

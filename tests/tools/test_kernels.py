@@ -12,15 +12,15 @@ from tools.null_driver import rehearsal
 from tools.witness import record as witness
 
 FILES = {
-    "_rows": "X = 1\n", "_launch": "from bert_fast.kernels import _rows\n",
-    "norm": "from bert_fast.kernels._launch import launch\n", "mean": "import math\n",
+    "_rows": "X = 1\n", "_launch": "from bert_fast.triton import _rows\n",
+    "norm": "from bert_fast.triton._launch import launch\n", "mean": "import math\n",
 }  # fmt: skip
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with four files of kernels and a record of them."""
-    folder, record = tmp_path / "bert_fast" / "kernels", tmp_path / "tests" / "rehearsal.json"
+    folder, record = tmp_path / "bert_fast" / "triton", tmp_path / "tests" / "rehearsal.json"
     for path, text in ((folder / f"{name}.py", text) for name, text in FILES.items()):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -43,7 +43,7 @@ def test_changed_files_are_those_since_the_record(project: Path) -> None:
     assert kernels.changed_files() is None, "no repository"
     commit(project)
     assert kernels.changed_files() == []
-    (project / "bert_fast" / "kernels" / "_rows.py").write_text("X = 2\n")
+    (project / "bert_fast" / "triton" / "_rows.py").write_text("X = 2\n")
     assert kernels.changed_files() == ["_rows"], "not committed yet"
     commit(project)
     assert kernels.changed_files() == ["_rows"], "the record was not written since"

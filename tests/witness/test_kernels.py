@@ -32,7 +32,7 @@ def coords(num_tokens: int) -> Tensor:
 @pytest.mark.parametrize(("hidden_size", "lead"), [(101, 0), (102, 1), (104, 0)])
 def test_rows_of_any_width(dtype: torch.dtype, hidden_size: int, lead: int) -> None:
     """Odd ones are accessed element by element, as are those of tensors that start anywhere."""
-    from bert_fast.kernels import dropout, layer_norm
+    from bert_fast.triton import dropout, layer_norm
 
     x = torch.randn(9 * hidden_size + lead).to(dtype)[lead:].view(9, hidden_size)
     weight, bias = torch.randn(2, hidden_size).to(dtype).unbind()
@@ -58,7 +58,7 @@ def test_rows_of_any_width(dtype: torch.dtype, hidden_size: int, lead: int) -> N
     ids=["whole heads", "tiles", "relative positions", "sm_80"],
 )
 def test_attention_in_bf16(capability: int, case: AttentionCase) -> None:
-    from bert_fast.kernels import attention
+    from bert_fast.triton import attention
 
     with witness(capability):
         check(attention, case, torch.bfloat16)
@@ -67,7 +67,7 @@ def test_attention_in_bf16(capability: int, case: AttentionCase) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_by_the_copy_engine(dtype: torch.dtype) -> None:
     """Sizes that no tile divides: what the copy engine does at the edges."""
-    from bert_fast.kernels import _gemm
+    from bert_fast.triton import _gemm
 
     a, b, bias = torch.randn(72, 200).to(dtype), torch.randn(200, 136).to(dtype), torch.randn(136).to(dtype)
     with witness() as found:
@@ -80,7 +80,7 @@ def test_products_by_the_copy_engine(dtype: torch.dtype) -> None:
 
 
 def test_a_barrier_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.kernels import attention
+    from bert_fast.triton import attention
 
     parse = launch.parse
     monkeypatch.setattr(launch, "parse", lambda text: parse(text.replace("bar.sync \t0;", "", 3)))
@@ -89,7 +89,7 @@ def test_a_barrier_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bert_fast.kernels import attention
+    from bert_fast.triton import attention
 
     parse = launch.parse
 

@@ -41,8 +41,8 @@ def shares(names: list[str]) -> dict[str, tuple[int, int, int]]:
     from tools.host_cost.count import start
 
     driver = start()
-    from bert_fast.kernels import _programs
-    from bert_fast.kernels.encoder_layer import _of_model
+    from bert_fast.triton import _programs
+    from bert_fast.triton.encoder_layer import _of_model
     from tools.host_cost.cases import CASES, make
     from tools.null_driver.steps import inputs_of
 

@@ -112,7 +112,7 @@ def counted_operators() -> Iterator[_Operators]:
 
 def count(step: Step, driver: NullDriver) -> dict[str, Any]:
     """Of every part of a step that has run: launches by kernel, products, small launches by operator, Python calls."""
-    from bert_fast.kernels import _launch_plan, _programs, encoder_layer
+    from bert_fast.triton import _launch_plan, _programs, encoder_layer
 
     found: dict[str, Any] = {part: {} for part in PARTS}
     programs = encoder_layer._of_model, encoder_layer._forward, encoder_layer._backward

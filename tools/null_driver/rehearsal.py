@@ -123,7 +123,7 @@ def sources(chip: str) -> str:
 
     record = cards if chip in CARDS else table
     codes = sorted(row["code"] for key, row in record.read()["kernels"].items() if key.endswith(f" {chip}"))
-    files = sorted(path for path in (ROOT / "bert_fast" / "kernels").glob("*.py") if path.name != "_gemm_tiles.py")
+    files = sorted(path for path in (ROOT / "bert_fast" / "triton").glob("*.py") if path.name != "_gemm_tiles.py")
     trees = [_tree(path.read_text(encoding="utf-8")) for path in files]
     return hashlib.sha256("\0".join([repr(DEVICES[chip]), *codes, *trees]).encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
 """The steps that are counted and timed: models of BERT's form, far too small to compute much, on one batch.
 
 Sizes are such that the host's work is what takes time, and that kernels are chosen as for real batches: with more than
-64 tokens (`kernels/_gemm_tiles.py`), half precision uses our matrix products; some sequences are shorter than others.
+64 tokens (`triton/_gemm_tiles.py`), half precision uses our matrix products; some sequences are shorter than others.
 """
 
 import copy

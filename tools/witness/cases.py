@@ -57,8 +57,8 @@ def _split_sum(shape: tuple[int, int, int], parts: int, dtype: torch.dtype, devi
     """A product whose sum is made in parts, which a second kernel adds."""
 
     def verify() -> None:
-        from bert_fast.kernels import _gemm
-        from bert_fast.kernels._gemm_tiles import Tile
+        from bert_fast.triton import _gemm
+        from bert_fast.triton._gemm_tiles import Tile
 
         m, n, k = shape
         a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)

@@ -36,7 +36,7 @@ def witness(capability: int = 90) -> Iterator[Witness]:
     """
     from triton.runtime.jit import JITFunction
 
-    from bert_fast.kernels._launch import assume_architecture
+    from bert_fast.triton._launch import assume_architecture
 
     found = Witness(capability)
 
