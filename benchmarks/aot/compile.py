@@ -23,6 +23,7 @@ from benchmarks.aot import listings
 from benchmarks.aot.device import CARDS, EVERY
 from benchmarks.aot.hazards import hazards_of
 from benchmarks.aot.launches import Configuration, Launch
+from benchmarks.kit.programs import program_of
 from benchmarks.kit.record import ROOT
 
 CACHE_DIR = ROOT / "build" / "aot"
@@ -144,8 +145,8 @@ def _of_card(compiled: list[Any]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _reader() -> str:
-    """Hash of what reads compiled kernels."""
-    return hashlib.sha256(Path(listings.__file__).read_bytes()).hexdigest()
+    """Digest of what reads compiled kernels."""
+    return program_of(Path(listings.__file__))
 
 
 def code_of(one: Configuration, target: str) -> str:

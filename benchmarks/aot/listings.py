@@ -19,18 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Instruction",
-    "Listing",
-    "disassemble",
-    "inspect",
-    "machine_code",
-    "main_loops",
-    "parse_sass",
-    "read_amdgcn",
-    "read_sass",
-]
-
 
 @dataclass(frozen=True)
 class Instruction:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.kit.record import ROOT
 
@@ -48,6 +49,12 @@ def digest(file: str, kernel: str) -> str:
     # By name and text alone: a helper may move to another file.
     texts = sorted({(name, _text(_read(where).defined[name])) for where, name in made_of(file, kernel)})
     return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+
+
+def program_of(path: Path) -> str:
+    """Digest of a file's program: docstrings, comments and names of variables left out."""
+    body = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if not _is_text(node)]
+    return hashlib.sha256("\n".join(map(_text, body)).encode()).hexdigest()[:16]
 
 
 def made_of(file: str, kernel: str) -> set[tuple[str, str]]:

@@ -81,6 +81,19 @@ def test_op_has_one_signature(op: str, function: str) -> None:
     assert all(names == found["reference"] for names in found.values()), found
 
 
+# Modules that are a face themselves: all that they define is public.
+FACES = {"bert_fast/errors.py", "bert_fast/models/outputs.py"}
+
+
+def test_only_faces_list_their_names() -> None:
+    listing = {
+        relative(path)
+        for path in SOURCES
+        if path.suffix == ".py" and re.search(r"^__all__\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {name for name in listing if not name.endswith("/__init__.py")} == FACES
+
+
 def test_only_bindings_know_python() -> None:
     for path in (ROOT / "csrc").rglob("*"):
         if path.suffix in CODE_SUFFIXES and path.parent.name != "bindings":

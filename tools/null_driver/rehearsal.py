@@ -114,16 +114,13 @@ def _cases(families: list[str], only: list[str]) -> Iterable[tuple[str, Any]]:
 
 
 def sources(chip: str) -> str:
-    """Hash of what decides a chip's rehearsal: kernels and launchers, comments aside, and what the gate knows of it.
-
-    What reads tables of products is left out: none is stored for a device of the null driver, by its name.
-    """
+    """Hash of what decides a chip's rehearsal: kernels and launchers, comments aside, and what the gate knows of it."""
     from benchmarks.aot import cards, table
     from benchmarks.aot.device import CARDS
 
     record = cards if chip in CARDS else table
     codes = sorted(row["code"] for key, row in record.read()["kernels"].items() if key.endswith(f" {chip}"))
-    files = sorted(path for path in (ROOT / "bert_fast" / "triton").glob("*.py") if path.name != "_gemm_tiles.py")
+    files = sorted((ROOT / "bert_fast" / "triton").glob("*.py"))
     trees = [_tree(path.read_text(encoding="utf-8")) for path in files]
     return hashlib.sha256("\0".join([repr(DEVICES[chip]), *codes, *trees]).encode()).hexdigest()[:16]
 
