@@ -7,6 +7,7 @@
 3. the heuristic, whose reasons are in docs/decisions/0008-gemm-choice.md:
 
     plain products, bias, accumulation                        library: nothing to fuse that it does not fuse itself
+    the same with a vocabulary no multiple of 8, on sm_90     ours: the library has but older kernels for it
     the same on AMD, fp32 results of half precision           ours: there the library rounds to half precision first
     fp32 operands, whatever follows                           library: three TF32 products for one are no match for it
     half precision, fewer than _MIN_ROWS rows                 library: our smallest tile would be mostly padding
@@ -321,6 +322,12 @@ _MIN_ROWS = 64
 # hide that, at four fifths of the rate, as they ask shared memory for 160 bytes a clock where it has 128.
 _LONG_K = 2048
 _MAX_SPLITS = 8
+# Of plain products with a vocabulary (`of_vocabulary`): from how many words on it is one; elements of half precision
+# that the library wants to lie side by side; and how long a sum of ours may be, since one over all of 30,522 words was
+# further from fp64 than the library's, and a half of it was not.
+_VOCABULARY = 8192
+_LIBRARYS_UNIT = 8
+_LONGEST_SUM = 16384
 _MIN_STEPS_OF_A_SPLIT = 8
 
 
@@ -366,15 +373,18 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
         table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
     name = architecture(a.device)
     is_librarys = kind in _PLAIN and (out_dtype == a.dtype or name.startswith("sm_"))
-    if table is None and is_librarys:
+    (m, k), n = a.shape, b.shape[1]
+    if is_librarys and table is None and max(m, n, k) < _VOCABULARY:
         return None
     if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
         return None
-    (m, k), n = a.shape, b.shape[1]
-    found = None if table is None else table.find(kind, layout_of(a, b), a.dtype, m, n, k)
+    layout = layout_of(a, b)
+    found = None if table is None else table.find(kind, layout, a.dtype, m, n, k)
     if found is not None:
         return found.tile
-    return None if is_librarys else heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
+    if is_librarys:
+        return of_vocabulary(kind, layout, m, n, k, a.dtype, name, num_multiprocessors(a.device))
+    return heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
 
 
 def choose_for_weights(kind: str, a: Tensor, b: Tensor) -> Tile:
@@ -417,6 +427,27 @@ def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, 
     steps = ceil_div(k, small.block_k)
     splits = min(idle, _MAX_SPLITS, steps // _MIN_STEPS_OF_A_SPLIT)
     return replace(small, split_k=max(1, splits))
+
+
+def of_vocabulary(
+    kind: str, layout: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int
+) -> Tile | None:
+    """Our tile for a plain product with a vocabulary whose size is no multiple of 8, on sm_90; None for any other.
+
+    These are logits (nt), the gradient of their rows (nn) and that of their weight (tn). The library's kernels for
+    sm_90 want rows of whole 16 bytes along that size, and older ones take two to three times as long as ours.
+    """
+    if kind_of(name) != "sm_90" or dtype == torch.float32:
+        return None
+    words, rows = {"nt": (n, m), "nn": (k, m), "tn": (m, k)}.get(layout, (0, 0))
+    if words < _VOCABULARY or words % _LIBRARYS_UNIT == 0 or rows < _MIN_ROWS:
+        return None
+    wide, twin, *_ = candidates(name, dtype)
+    if layout != "nn":
+        return wide if kind == "accumulate" else twin
+    parts = ceil_div(words, _LONGEST_SUM)
+    splits = max(parts, min(multiprocessors // _num_tiles(wide, m, n), _MAX_SPLITS))
+    return replace(wide, split_k=splits) if parts <= _MAX_SPLITS else None
 
 
 def _num_tiles(tile: Tile, m: int, n: int) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +239,47 @@ def test_the_library_makes_fp32_and_small_products(kind: str, name: str) -> None
     for m in (1, 63, 64, 4096, 10**6):
         assert choice(kind, m, dtype=torch.float32, name=name) is None
         assert (choice(kind, m, name=name) is None) == (m < 64)
+
+
+def vocabulary(
+    kind: str, layout: str, m: int, n: int, k: int, name: str = "sm_90", dtype: torch.dtype = BF16
+) -> Tile | None:
+    return _gemm_tiles.of_vocabulary(kind, layout, m, n, k, dtype, name, 132)
+
+
+def test_odd_vocabularies_are_ours_on_sm_90() -> None:
+    """By the tiles that an H200's table has for 30,522 words, as far as the number of rows has no say."""
+    wide, twin, *_ = _gemm_tiles.candidates("sm_90", BF16)
+    for words in (30522, 50265, 119547, 28996):
+        assert vocabulary("plain", "nt", 2048, words, 768) == twin == vocabulary("plain", "tn", words, 768, 1001)
+        assert vocabulary("accumulate", "tn", words, 768, 2048) == wide
+        rows = vocabulary("plain", "nn", 2048, 768, words)
+        assert rows is not None and replace(rows, split_k=1) == wide
+        assert words / rows.split_k <= 16384 and 2 <= rows.split_k <= 8
+    assert [vocabulary("plain", "nn", m, 768, 30522).split_k for m in (512, 1024, 2048, 10**5)] == [8, 4, 2, 2]
+    for words in (30528, 8190, 3):  # a multiple of 8, less than a vocabulary, classes
+        assert vocabulary("plain", "nt", 2048, words, 768) is None
+    assert vocabulary("plain", "nn", 2048, 768, 250002) is None, "a sum of more than eight parts"
+    assert vocabulary("plain", "nt", 2048, 768, 30522) is None, "tokens of another layout"
+    assert vocabulary("plain", "nt", 63, 30522, 768) is None and vocabulary("plain", "tn", 30522, 768, 63) is None
+    for name in ("sm_80", "sm_100", "sm_120", "gfx942"):
+        assert vocabulary("plain", "nt", 2048, 30522, 768, name) is None
+    assert vocabulary("plain", "nt", 2048, 30522, 768, dtype=torch.float32) is None
+
+
+def test_odd_vocabularies_are_chosen_by_how_operands_lie() -> None:
+    x, weight = torch.zeros(2048, 768, dtype=BF16), torch.zeros(30522, 768, dtype=BF16)
+    scores = torch.zeros(2048, 30528, dtype=BF16)[:, :30522]
+    with assume_architecture("sm_90"):
+        assert _gemm_tiles.choose("plain", x, weight.t(), BF16) == vocabulary("plain", "nt", 2048, 30522, 768)
+        assert _gemm_tiles.choose("plain", scores, weight, torch.float32) == vocabulary("plain", "nn", 2048, 768, 30522)
+        chosen = _gemm_tiles.choose("accumulate", scores.t(), x, torch.float32)
+        assert chosen == vocabulary("accumulate", "tn", 30522, 768, 2048)
+        assert _gemm_tiles.choose("plain", x[:, :767], weight[:, :767].t(), BF16) is not None, "rows still start evenly"
+        crooked = torch.zeros(2048, 30522, dtype=BF16)  # rows that start anywhere
+        assert _gemm_tiles.choose("plain", crooked, weight, torch.float32) is None
+    with assume_architecture("sm_80"):
+        assert _gemm_tiles.choose("plain", x, weight.t(), BF16) is None
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
