@@ -143,23 +143,28 @@ class Table:
         self.multiprocessors: int = content["multiprocessors"]
         self.source: str = content["source"]
         self.tritons: list[str] = content["tritons"]
-        self._choices: dict[tuple[object, ...], dict[int, Choice]] = {}
+        measured: dict[tuple[object, ...], dict[int, Choice]] = {}
         for number, entry in enumerate(content["entries"]):
             try:
                 key, tokens, choice = _parse(entry)
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"entry {number}: {type(error).__name__}: {error}") from None
-            self._choices.setdefault(key, {})[_bucket(tokens)] = choice
+            measured.setdefault(key, {})[_bucket(tokens)] = choice
+        self._choices = {key: _by_bucket(choices) for key, choices in measured.items()}
 
     def find(self, kind: str, layout: str, dtype: torch.dtype, m: int, n: int, k: int) -> Choice | None:
         """The stored choice for a product; None where there is none for these weights."""
         key, tokens = _key(kind, layout, DTYPES[dtype], m, n, k)
-        buckets = self._choices.get(key)
-        if not buckets:
-            return None
-        wanted = _bucket(tokens)
-        # Of two that are as near, the larger: its tiles fit where there is more work for them.
-        return buckets[min(buckets, key=lambda bucket: (abs(bucket - wanted), -bucket))]
+        choices = self._choices.get(key)
+        return None if choices is None else choices[_bucket(tokens)]
+
+
+def _by_bucket(measured: dict[int, Choice]) -> list[Choice]:
+    """The choice for every bucket that an integer of PyTorch's can have: that of the nearest measured one.
+
+    Of two that are as near, the larger: its tiles fit where there is more work for them.
+    """
+    return [measured[min(measured, key=lambda one: (abs(one - bucket), -one))] for bucket in range(64)]
 
 
 def _key(kind: str, layout: str, dtype: str, m: int, n: int, k: int) -> tuple[tuple[object, ...], int]:
@@ -376,9 +381,10 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
     (m, k), n = a.shape, b.shape[1]
     if is_librarys and table is None and max(m, n, k) < _VOCABULARY:
         return None
-    if not (has_aligned_rows(row_major(a)[0]) and has_aligned_rows(row_major(b)[0])):
+    (a_rows, a_transposed), (b_rows, b_transposed) = row_major(a), row_major(b)
+    if not (has_aligned_rows(a_rows) and has_aligned_rows(b_rows)):
         return None
-    layout = layout_of(a, b)
+    layout = "nt"[a_transposed] + "nt"[b_transposed]
     found = None if table is None else table.find(kind, layout, a.dtype, m, n, k)
     if found is not None:
         return found.tile

@@ -256,7 +256,7 @@ def test_odd_vocabularies_are_ours_on_sm_90() -> None:
         rows = vocabulary("plain", "nn", 2048, 768, words)
         assert rows is not None and replace(rows, split_k=1) == wide
         assert words / rows.split_k <= 16384 and 2 <= rows.split_k <= 8
-    assert [vocabulary("plain", "nn", m, 768, 30522).split_k for m in (512, 1024, 2048, 10**5)] == [8, 4, 2, 2]
+    assert [vocabulary("plain", "nn", m, 768, 30522).split_k for m in (512, 1024, 2048, 10**5)] == [8, 5, 2, 2]
     for words in (30528, 8190, 3):  # a multiple of 8, less than a vocabulary, classes
         assert vocabulary("plain", "nt", 2048, words, 768) is None
     assert vocabulary("plain", "nn", 2048, 768, 250002) is None, "a sum of more than eight parts"

@@ -12,6 +12,7 @@ from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.traffic import traffic
 from bert_fast.torch import encoder_layer as aten
 from tests.kernels.test_encoder_layer import ALL, arguments, in_fp64, run, upstream
+from tests.kernels.test_encoder_layer import kernels as kernels
 
 pytestmark = pytest.mark.interpreter
 
