@@ -389,7 +389,7 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
     if found is not None:
         return found.tile
     if is_librarys:
-        return of_vocabulary(kind, layout, m, n, k, a.dtype, name, num_multiprocessors(a.device))
+        return of_vocabulary(kind, layout, (m, n, k), a.dtype, name, num_multiprocessors(a.device))
     return heuristic(kind, m, n, k, a.dtype, name, num_multiprocessors(a.device))
 
 
@@ -436,7 +436,7 @@ def heuristic(kind: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, 
 
 
 def of_vocabulary(
-    kind: str, layout: str, m: int, n: int, k: int, dtype: torch.dtype, name: str, multiprocessors: int
+    kind: str, layout: str, sizes: tuple[int, int, int], dtype: torch.dtype, name: str, multiprocessors: int
 ) -> Tile | None:
     """Our tile for a plain product with a vocabulary whose size is no multiple of 8, on sm_90; None for any other.
 
@@ -445,6 +445,7 @@ def of_vocabulary(
     """
     if kind_of(name) != "sm_90" or dtype == torch.float32:
         return None
+    m, n, k = sizes
     words, rows = {"nt": (n, m), "nn": (k, m), "tn": (m, k)}.get(layout, (0, 0))
     if words < _VOCABULARY or words % _LIBRARYS_UNIT == 0 or rows < _MIN_ROWS:
         return None

@@ -244,7 +244,7 @@ def test_the_library_makes_fp32_and_small_products(kind: str, name: str) -> None
 def vocabulary(
     kind: str, layout: str, m: int, n: int, k: int, name: str = "sm_90", dtype: torch.dtype = BF16
 ) -> Tile | None:
-    return _gemm_tiles.of_vocabulary(kind, layout, m, n, k, dtype, name, 132)
+    return _gemm_tiles.of_vocabulary(kind, layout, (m, n, k), dtype, name, 132)
 
 
 def test_odd_vocabularies_are_ours_on_sm_90() -> None:
