@@ -13,7 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -101,9 +101,10 @@ def _batches(jobs: list[Job]) -> list[list[Job]]:
     return sorted(batches, key=lambda batch: jobs.index(batch[0]))
 
 
-def compiled_rows(target: str, names: Sequence[str], launches: Sequence[Launch]) -> list[dict[str, Any]]:
-    """What kernels compile to for one target, in this process; RuntimeError names one that does not compile."""
-    return _compile([(name, target) for name in names], list(launches)) if names else []
+def compiled_row(target: str, name: str, launch: Launch) -> dict[str, Any]:
+    """What a kernel compiles to for one target, in this process; RuntimeError names it where it does not compile."""
+    (row,) = _compile([(name, target)], [launch])
+    return row
 
 
 def _compile(jobs: list[Job], launches: list[Launch]) -> list[dict[str, Any]]:

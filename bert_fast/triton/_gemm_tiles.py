@@ -235,11 +235,17 @@ def read(path: Path, triton_version: str) -> tuple[Table | None, str | None]:
         table = Table(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:  # json's errors are ValueErrors
         return None, f"{path.name} is damaged: {error}"
+    problem = _problem(table, path.name, triton_version)
+    return (table, None) if problem is None else (None, problem)
+
+
+def _problem(table: Table, name: str, triton_version: str) -> str | None:
+    """Why a valid table is not used; None where it is."""
     if table.source != source_hash():
-        return None, f"{path.name} was made from other kernels (source {table.source}, now {source_hash()})"
+        return f"{name} was made from other kernels (source {table.source}, now {source_hash()})"
     if ".".join(triton_version.split(".")[:2]) not in table.tritons:
-        return None, f"{path.name} is for Triton {', '.join(table.tritons)}, this is {triton_version}"
-    return table, None
+        return f"{name} is for Triton {', '.join(table.tritons)}, this is {triton_version}"
+    return None
 
 
 class Stored(NamedTuple):
@@ -263,13 +269,14 @@ def stored(device: str, architecture: str, multiprocessors: int) -> Stored:
     found: list[tuple[bool, int, str, Stored]] = []  # those that can be used first
     for path in sorted(FOLDER.glob("*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            is_of_kind, count = content["architecture"] == architecture, int(content["multiprocessors"])
-        except (KeyError, TypeError, ValueError):  # damaged: the device that it is of says so
+            table = Table(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:  # damaged: users of the device that it is of read so
             continue
-        if is_of_kind and min(count, multiprocessors) >= _NEAR * max(count, multiprocessors):
-            one = Stored(*read(path, triton.__version__))
-            found.append((one.table is None, abs(count - multiprocessors), path.name, one))
+        count = table.multiprocessors
+        if table.architecture == architecture and min(count, multiprocessors) >= _NEAR * max(count, multiprocessors):
+            problem = _problem(table, path.name, triton.__version__)
+            one = Stored(table if problem is None else None, problem)
+            found.append((problem is not None, abs(count - multiprocessors), path.name, one))
     return min(found)[-1] if found else Stored(None, None)
 
 
@@ -346,11 +353,6 @@ def row_major(t: Tensor) -> tuple[Tensor, bool]:
     return t.contiguous(), False
 
 
-def layout_of(a: Tensor, b: Tensor) -> str:
-    """BLAS letters of a product: n for an operand as its shape says, t for one that lies transposed."""
-    return "".join("t" if row_major(operand)[1] else "n" for operand in (a, b))
-
-
 def has_aligned_rows(t: Tensor) -> bool:
     """Whether a tensor descriptor can name this row-major matrix: rows of their own that start at whole 16 bytes."""
     rows, cols = t.shape
@@ -378,13 +380,14 @@ def choose(kind: str, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tile | No
         table = _table_of(torch.cuda.current_device() if a.device.index is None else a.device.index)
     name = architecture(a.device)
     is_librarys = kind in _PLAIN and (out_dtype == a.dtype or name.startswith("sm_"))
-    (m, k), n = a.shape, b.shape[1]
-    if is_librarys and table is None and max(m, n, k) < _VOCABULARY:
+    # Nothing is asked of sizes: an answer about the number of tokens would be a guard of every layer's program.
+    if table is None and is_librarys and not _has_odd_vocabularies(a.dtype, name):
         return None
+    (m, k), n = a.shape, b.shape[1]
     (a_rows, a_transposed), (b_rows, b_transposed) = row_major(a), row_major(b)
     if not (has_aligned_rows(a_rows) and has_aligned_rows(b_rows)):
         return None
-    layout = "nt"[a_transposed] + "nt"[b_transposed]
+    layout = "nt"[a_transposed] + "nt"[b_transposed]  # BLAS letters: t for an operand that lies transposed
     found = None if table is None else table.find(kind, layout, a.dtype, m, n, k)
     if found is not None:
         return found.tile
@@ -443,7 +446,7 @@ def of_vocabulary(
     These are logits (nt), the gradient of their rows (nn) and that of their weight (tn). The library's kernels for
     sm_90 want rows of whole 16 bytes along that size, and older ones take two to three times as long as ours.
     """
-    if kind_of(name) != "sm_90" or dtype == torch.float32:
+    if not _has_odd_vocabularies(dtype, name):
         return None
     m, n, k = sizes
     words, rows = {"nt": (n, m), "nn": (k, m), "tn": (m, k)}.get(layout, (0, 0))
@@ -455,6 +458,11 @@ def of_vocabulary(
     parts = ceil_div(words, _LONGEST_SUM)
     splits = max(parts, min(multiprocessors // _num_tiles(wide, m, n), _MAX_SPLITS))
     return replace(wide, split_k=splits) if parts <= _MAX_SPLITS else None
+
+
+@functools.cache
+def _has_odd_vocabularies(dtype: torch.dtype, name: str) -> bool:
+    return dtype != torch.float32 and kind_of(name) == "sm_90"
 
 
 def _num_tiles(tile: Tile, m: int, n: int) -> int:

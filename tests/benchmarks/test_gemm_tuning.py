@@ -18,7 +18,7 @@ from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, 
 from benchmarks.gpu import parts
 from benchmarks.kernels import timing as kernels
 from bert_fast.triton import _gemm_tiles
-from bert_fast.triton._gemm_tiles import Tile, layout_of
+from bert_fast.triton._gemm_tiles import Tile, row_major
 from tests.benchmarks.conftest import CpuRun
 
 CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ def test_the_list_has_every_product_of_a_layer_once() -> None:
 @pytest.mark.parametrize("product", [pytest.param(p, id=p.name) for p in SMALL_PRODUCTS])
 def test_operands_lie_in_memory_as_the_layout_says(product: Product) -> None:
     given = products.operands(product, CPU)
-    assert layout_of(given.a, given.b) == product.layout
+    assert "".join("nt"[row_major(operand)[1]] for operand in (given.a, given.b)) == product.layout
     for t in (given.a, given.b, given.x, given.out):
         assert t is None or max(t.stride()) * t.element_size() % 128 == 0, "as rows of logits begin"
     assert (given.a.shape, given.b.shape) == ((product.m, product.k), (product.k, product.n))
