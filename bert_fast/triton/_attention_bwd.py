@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 
 from bert_fast.triton._attention import (
+    _BLOCKS_PER_HEAD,
     LOG2E,
     VARYING,
     Bias,
@@ -395,9 +396,6 @@ def _attention_bwd_short_kernel(
         dq = tl.dot(ds, k, dq, input_precision=PRECISION)
     dq *= softmax_scale * dropout_scale
     store_rows(dq_ptr, num_heads * D, offs_m * PARTS, num_queries * PARTS, dq, D, BLOCK_D)
-
-
-_BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
 
 
 @triton.jit
