@@ -166,8 +166,9 @@ def _dropout_add_layer_norm_fwd_kernel(
     mask_col = col < N_COLS
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # [1, ROWS, 1]; offsets pass 2^31, row numbers do not
-    # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
-    # the layout of x, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
+    # Parameters are addressed as tensors [T, H] of row stride 0. The stride is an argument, so that Triton does not see
+    # the 0: it then loads parameters in the layout of x, whatever their dtype. A tile without rows would get a layout
+    # of its own and be exchanged.
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col
     stores_h = SAVES == "input"  # becomes a value of the kernel; the compiler removes a branch that is never taken
     if SAVES == "device":

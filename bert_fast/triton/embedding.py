@@ -151,8 +151,9 @@ def launch_config(hidden_size: int, table_dtype: torch.dtype, y_dtype: torch.dty
     elements = ceil_div(hidden_size, forward.chunk_cols) * forward.vector
     forward_warps = (16 if elements <= 24 else 12) - (4 if table_dtype.itemsize == 4 else 0)
     forward_programs = max(1, forward_warps // forward.num_warps)
-    # Left alone, the compiler spills half-precision y of fp32 tables with dropout, for the sake of warps that nobody
-    # launches, and Triton 3.6's takes too many for 32 elements: it gets the registers of those that run.
+    # For half-precision y of fp32 tables with dropout the compiler would spill registers, to leave room for warps that
+    # are not launched; for 32 elements Triton 3.6's compiler would take more than there are for the warps that are. So
+    # the launch says how many registers a thread may have: as many as the warps that run leave it.
     most = min(65536 // 32 // (forward_programs * forward.num_warps) // 8 * 8, 255)
     forward_registers = most if y_dtype.itemsize == 2 and (table_dtype.itemsize == 4 or elements > 24) else 0
     # Backward: an element also costs a thread its weight and four running sums.
@@ -266,8 +267,9 @@ def _embedding_fwd_kernel(
     mask_col = col < N_COLS
     vector_col = (chunk_start + tl.arange(0, CHUNK_COLS // VECTOR)[None, None, :] * VECTOR).to(tl.uint32)
     tile_row = tl.arange(0, ROWS)[None, :, None].to(tl.int64)  # offsets pass 2^31 where row numbers do not
-    # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
-    # the layout of y, whatever their dtype, where a tile without rows would get its own layout and be exchanged.
+    # Parameters are addressed as tensors [T, H] of row stride 0. The stride is an argument, so that Triton does not see
+    # the 0: it then loads parameters in the layout of y, whatever their dtype. A tile without rows would get a layout
+    # of its own and be exchanged.
     param_col = tile_row * param_row_stride * STRIDE_UNIT + col
     weight = tl.load(row_major(weight_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)
     bias = tl.load(row_major(bias_ptr, param_col, STRIDE_UNIT), mask=mask_col, other=0.0).to(tl.float32)

@@ -66,8 +66,9 @@ def _layer_norm_fwd_kernel(
     mask_row = row < n_rows
     mask_col = col < N_COLS  # [CHUNKS, 1, CHUNK_COLS]
     mask = mask_row & mask_col
-    # Parameters are addressed as tensors [T, H] of row stride 0, an argument lest Triton know it: it then loads them in
-    # the layout of x. Strides count STRIDE_UNIT elements, so that Triton sees rows start at whole vectors.
+    # Parameters are addressed as tensors [T, H] of row stride 0. The stride is an argument, so that Triton does not see
+    # the 0: it then loads parameters in the layout of x. Strides count STRIDE_UNIT elements, so that Triton sees rows
+    # start at whole vectors.
     param_col = row * param_row_stride * STRIDE_UNIT + col
 
     x = tl.load(row_major(x_ptr, row * x_row_stride * STRIDE_UNIT + col, STRIDE_UNIT), mask=mask, other=0.0).to(
