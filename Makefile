@@ -15,7 +15,7 @@ TAG ?=
 LINKS ?=
 GPU_PYTHON ?= $(if $(wildcard $(VENV_PYTHON)),$(VENV_PYTHON),$(PYTHON))
 
-.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status kernels witness outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
+.PHONY: help demo test lint format cpp sanitize bench gpu gpu-ahead gpu-smoke gpu-sanitize gpu-status kernels outer plots results site dist release-notes clean distclean python gpu-python setup setup-demo
 
 help:
 	@echo "make demo        the main job end to end on real text and real weights, about two minutes"
@@ -30,7 +30,6 @@ help:
 	@echo "make gpu-sanitize  every kernel once under compute-sanitizer, on small shapes"
 	@echo "make gpu-status  kernels that no GPU result is of as they are; nothing when none is owed"
 	@echo "make kernels     all that a change to a Triton kernel or its launcher makes due; seconds where nothing changed"
-	@echo "make witness     every Triton kernel by the PTX that it is compiled to, on the CPU; writes the record"
 	@echo "make outer       another project's tests, untouched and with every model fused: make outer TESTS=path OUTER_ARGS=options"
 	@echo "make plots       draws the stored results into build/benchmarks"
 	@echo "make results     README, docs/results.md and its pictures from the stored results; drops what newer ones replace"
@@ -91,11 +90,6 @@ gpu-status: python
 
 kernels: setup
 	@$(VENV_PYTHON) -m tools.kernels $(KERNELS_ARGS)
-
-witness: setup
-	@$(VENV_PYTHON) -m tools.witness --record --changed
-	@$(VENV_PYTHON) -m tools.witness --record --changed --device sm_80
-	@PYTHONPATH=.compat $(VENV_PYTHON) -m tools.witness --record --changed
 
 outer: setup
 	@$(VENV_PYTHON) -m tools.outer_tests $(TESTS) $(OUTER_ARGS)

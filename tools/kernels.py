@@ -2,59 +2,54 @@
 
     python -m tools.kernels [--all]
 
-Seconds where nothing changed. What changed are files of bert_fast/triton that differ from the commit that last wrote
-tests/rehearsal.json, and the families whose kernels need them; --all takes every family.
+Seconds where nothing changed. What is due is what differs from the kernels' record (`tools/kernel_record.py`): kernels
+by what they are compiled from, launchers by their programs; comments and names of variables change neither.
 
     interpreter  the tests of these families in Triton's interpreter
-    gate         every configuration that is new compiled for every chip, by the newest Triton and the oldest; writes
-                 the tables
-    rehearsal    every launch on every chip, over the null driver; writes its record
-    witness      cases of kernels that are new, run by their PTX for two chips and by two Tritons; writes its record
+    gate         their configurations compiled for every target, by the newest Triton and by the oldest
+    rehearsal    their launches on every chip, over the null driver
+    witness      their cases, run by their PTX for two targets and by two Tritons
     owed         kernels that no GPU result is of
+
+Each step but the first and the last writes its section of the record. --all takes every family.
 """
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 
-from benchmarks.kit.programs import KERNELS, imports, kernel_digests
+from benchmarks.families import family_names
+from benchmarks.kit.programs import families_of
 from benchmarks.kit.record import ROOT
-from tools import check
+from tools import check, kernel_record
 from tools.null_driver import rehearsal
 from tools.witness import record as witness
 
 OLDEST = {"PYTHONPATH": ".compat"}  # where the oldest Triton that is supported is installed
 
 
-def is_due() -> bool:
-    """Whether kernels, launchers or the gate's tables are others than those the records are of."""
-    if any(found["sources"] != rehearsal.sources(chip) for chip, found in rehearsal.read().items()):
-        return True
-    return any(run["kernels"] != dict(sorted(kernel_digests().items())) for run in witness.read().values())
+def due() -> dict[str, list[str]]:
+    """Section of the record -> keys that differ from it."""
+    from benchmarks.aot.__main__ import digests, every_configuration
+
+    versions = kernel_record.read()["triton"]
+    current = {
+        "compiled": digests(every_configuration()),
+        "rehearsed": rehearsal.digests(),
+        "witnessed": {
+            key: digest
+            for run, version in witness.RUNS.items()
+            for key, digest in witness.digests(run, versions[version]).items()
+        },
+    }
+    return {section: kernel_record.stale(section, found) for section, found in current.items()}
 
 
-def changed_files() -> list[str] | None:
-    """Files of bert_fast/triton that differ from those the records are of; None where git cannot say."""
-    git = ["git", "-C", str(ROOT)]
-    asked = subprocess.run(
-        [*git, "log", "-1", "--format=%H", "--", str(rehearsal.RECORD)], capture_output=True, text=True, check=False
-    )
-    commit = asked.stdout.strip()
-    if not commit:
-        return None
-    said = subprocess.run(
-        [*git, "diff", "--name-only", commit, "--", str(KERNELS)], capture_output=True, text=True, check=True
-    )
-    return [line.rsplit("/", 1)[1].removesuffix(".py") for line in said.stdout.split() if line.endswith(".py")]
-
-
-def families_of(files: Iterable[str]) -> list[str]:
-    """Families of ops that need one of these files of bert_fast/triton, directly or not."""
-    changed = set(files)
-    families = (path.stem for path in KERNELS.glob("*.py") if not path.stem.startswith("_"))
-    return sorted(family for family in families if changed & ({family} | imports(family)))
+def families_that_differ(due: dict[str, list[str]]) -> list[str]:
+    """Families of ops to which the keys of `due` belong."""
+    kernels = {key.split(" ", 1)[0] for section in ("compiled", "witnessed") for key in due[section]}
+    return sorted({*families_of(kernels), *(key.split(" ", 1)[0] for key in due["rehearsed"])})
 
 
 def interpreter_tests(families: Iterable[str]) -> list[str]:
@@ -68,10 +63,10 @@ def interpreter_tests(families: Iterable[str]) -> list[str]:
     return sorted({*found, *(["tests/optim"] if "optimizer" in families else [])})
 
 
-def run(families: list[str]) -> list[check.Outcome]:
-    """Every step until one fails."""
-    python = [sys.executable, "-m"]
-    gate, seen = [*python, "benchmarks.aot", "--quick"], [*python, "tools.witness", "--record", "--changed"]
+def run(families: list[str], *, everything: bool = False) -> list[check.Outcome]:
+    """Every step until one fails. everything: what the record has is made again, too."""
+    python, again = [sys.executable, "-m"], ["--all"] if everything else []
+    gate, seen = [*python, "benchmarks.aot", *again], [*python, "tools.witness", "--record", *again]
     steps: list[tuple[str, list[str], dict[str, str]]] = []
     if tests := interpreter_tests(families):  # pytest would take all where none is named
         command = [sys.executable, *check.pytest_arguments("interpreter", *tests)]
@@ -79,7 +74,7 @@ def run(families: list[str]) -> list[check.Outcome]:
     steps += [
         ("gate", gate, {}),
         ("gate, oldest", gate, OLDEST),
-        ("rehearsal", [*python, "tools.null_driver.rehearsal", "--record"], {}),
+        ("rehearsal", [*python, "tools.null_driver.rehearsal", "--record", *again], {}),
         ("witness", seen, {}),
         ("witness, sm_80", [*seen, "--device", "sm_80"], {}),
         ("witness, oldest", seen, OLDEST),
@@ -98,15 +93,14 @@ def main(arguments: list[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="make kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="every family, whether something changed or not")
-    is_all = parser.parse_args(arguments).all
-    if not is_all and not is_due():
-        print("nothing is due: kernels and launchers are those of the records")
+    options, found = parser.parse_args(arguments), due()
+    if not (options.all or any(found.values())):
+        print("nothing is due: kernels and launchers are those of the record")
         return 0
-    start, changed = time.monotonic(), None if is_all else changed_files()
-    every = [path.stem for path in KERNELS.glob("*.py")]
-    families = families_of(every if changed is None else changed)
-    print(f"families: {', '.join(families) or 'none'}")
-    return check.report(run(families), start)
+    start = time.monotonic()
+    families = family_names() if options.all else families_that_differ(found)
+    print(f"families: {', '.join(families)}")
+    return check.report(run(families, everything=options.all), start)
 
 
 if __name__ == "__main__":

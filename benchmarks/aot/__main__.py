@@ -1,127 +1,155 @@
 """The ahead-of-time gate: every Triton kernel, in every launch configuration that ships, compiled without a GPU.
 
-    python -m benchmarks.aot            compiles, prints, and writes the table
-    python -m benchmarks.aot --check    compiles and compares with the table; exit 1 where `check.py` finds fault
-    python -m benchmarks.aot --quick    writes, but takes rows of unchanged code as they are, all but a sample
-    python -m benchmarks.aot --check --quick
-                                        the same without writing: what `make test` calls
+    python -m benchmarks.aot            compiles kernels that differ from the record, and writes their budgets
+    python -m benchmarks.aot --all      compiles all of them
+    python -m benchmarks.aot --check    writes nothing; exit 1 where a kernel differs, or a sample does not agree
     python -m benchmarks.aot --family layer_norm --target sm_90 --only "H=768 bf16"
-                                        compiles and prints a part; never writes (each option may be given repeatedly)
+                                        compiles and prints a part, row by row (each option may be given repeatedly)
 
 What is compiled is what ships: the launchers are called, with a recorder in the place of Triton's launcher
-(`launches.py`). Results are remembered in `build/aot` (`compile.py`), so only what changed is compiled again.
+(`launches.py`). What was measured is remembered in `build/aot` (`compile.py`), so only what changed is compiled again.
 
-Every row of the table holds a hash of all that decides it (`code_of`): the source of the kernel and of its helpers,
-signature, constants, options, target, Triton's version. `--quick` calls all launchers too, and trusts the table for
-what hashes to the same; what it compiles in spite of that, drawn by hash (one in 16, of cards one in 128), must agree.
-
-A table belongs to one version of Triton: there is one of the newest, and one of the oldest that is supported, for sm_90
-alone, which a run under that version writes and checks in the same way. Under a version between them `--check` leaves
-out the comparison of registers, which another version allocates differently; all that holds for every compiler is
-checked as always. `--quick` compiles one configuration in 4 then.
+The record (`tools/kernel_record.py`) has a line for each kernel and target: its budget (`budgets.py`) and a digest of
+all that decides it, which are the programs of the kernel and its helpers, signatures, constants, options and Triton's
+version. The newest Triton writes lines of all targets, the oldest its own of sm_90. Of another version the record has
+nothing: `--check` compiles one configuration in 4 and holds it to what is true of any compiler (`check.py`).
 """
 
 import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Container
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
-from benchmarks.aot import cards, table
-from benchmarks.aot.check import compare, with_dropout_cost
+from benchmarks.aot import budgets
+from benchmarks.aot.check import problems_of, with_dropout_cost
 from benchmarks.aot.compile import code_of, measure
-from benchmarks.aot.device import CARDS, EVERY, TARGETS
-from benchmarks.aot.launches import configurations
+from benchmarks.aot.device import CARDS, EVERY
+from benchmarks.aot.launches import Configuration, configurations
+from benchmarks.aot.text import text
 from benchmarks.registry import family_names
 from bert_fast.terminal import Part, StatusLine
+from tools import kernel_record
 
-# With `--quick`: of the rows that it would take from the table one in so many is compiled all the same; and of all
-# configurations under another version of Triton, of which no table knows anything.
-_ONE_IN, _ONE_IN_OF_ANOTHER_TRITON = 16, 4
-_FEWER_OF_CARDS = 8  # times
+# One configuration in so many is compiled by `--check` though nothing changed; of another Triton's; fewer of cards'.
+_ONE_IN, _ONE_IN_OF_ANOTHER_TRITON, _FEWER_OF_CARDS = 32, 4, 8
+
+Wanted = dict[str, list[Configuration]]  # by target
 
 
-def measured(
-    families: list[str], targets: list[str], only: list[str], *, quick: bool = False, verbose: bool = False
-) -> dict[str, Any]:
-    """The table of everything that the filters admit.
-
-    only: words of which a name must hold all; dropout is given its price wherever the kernel without is there too.
-    quick: rows of unchanged code come from the committed table, but for a sample.
-    """
-    import triton
-
+def measured(wanted: Wanted) -> dict[str, dict[str, Any]]:
+    """Rows of these configurations, with a line on standard error that says how far it is."""
     line = StatusLine(is_transient=True)
 
     def report(done: int, total: int) -> None:
-        if verbose:
-            line.show([Part(f"compiled {done} of {total}", 0)], done / total)
+        line.show([Part(f"compiled {done} of {total}", 0)], done / total)
+
+    with contextlib.closing(line):
+        line.open(is_patient=True)
+        return with_dropout_cost(measure(wanted, report))
+
+
+def part(families: list[str], targets: list[str], only: list[str]) -> Wanted:
+    """What the filters admit. only: words of which a name must hold all."""
 
     def admitted(name: str) -> bool:
         # The kernel without dropout is measured with the one that drops: the price is their difference.
-        return all(text in name or text in name.replace(" plain", " dropout") for text in only)
+        return all(word in name or word in name.replace(" plain", " dropout") for word in only)
 
-    wanted = {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
-    known = {}
-    if quick:
-        committed = _committed(triton.__version__)
-        is_same = committed["triton"] == triton.__version__
-        for target, ones in wanted.items():
-            one_in = (_ONE_IN if is_same else _ONE_IN_OF_ANOTHER_TRITON) * (_FEWER_OF_CARDS if target in CARDS else 1)
-            rows = [row for key, row in committed["kernels"].items() if key.endswith(f" {target}")]
-            if is_same:
-                known |= {row["code"]: row for row in rows if not _is_drawn(row["code"], one_in)}
-            else:
-                wanted[target] = [one for one in ones if _is_drawn(code_of(one, target), one_in)]
-    with contextlib.closing(line):
-        if verbose:
-            line.open(is_patient=True)
-        rows = with_dropout_cost(measure(wanted, report, known))
-    return {"triton": triton.__version__, "kernels": rows}
+    return {target: [one for one in configurations(families, target) if admitted(one.name)] for target in targets}
 
 
-def _committed(version: str) -> dict[str, Any]:
-    """What is written down of all targets for this version of Triton, or for the newest."""
-    if _is_oldest(version):
-        return table.read(table.OLDEST_PATH)
-    found = table.read()
-    return found | {"kernels": found["kernels"] | cards.read()["kernels"]}
+def every_configuration(targets: Iterable[str] = EVERY) -> Wanted:
+    """What ships, by target."""
+    return part(family_names(), [*targets], [])
 
 
-def _is_oldest(version: str) -> bool:
-    return version == table.read(table.OLDEST_PATH)["triton"]
+def suffix_of(triton_version: str) -> str | None:
+    """What follows a target in the record's keys; None of a Triton that it has nothing of."""
+    versions = kernel_record.read()["triton"]
+    return {versions["newest"]: "", versions["oldest"]: " oldest"}.get(triton_version)
 
 
-def _part(found: dict[str, Any], targets: Container[str]) -> dict[str, Any]:
-    """The rows of these targets."""
-    return found | {"kernels": {key: row for key, row in found["kernels"].items() if key.rsplit(" ", 1)[1] in targets}}
+def is_newer(triton_version: str) -> bool:
+    """Whether this Triton is newer than the record's, which it replaces."""
+    numbers = ([int(part) for part in version.split("+")[0].split(".")[:3]]
+               for version in (triton_version, kernel_record.read()["triton"]["newest"]))  # fmt: skip
+    mine, known = numbers
+    return mine > known
 
 
-def _is_drawn(code: str, one_in: int) -> bool:
-    return int(code, 16) % one_in == 0
+def digests(wanted: Wanted, suffix: str = "") -> dict[str, str]:
+    """Key of the record -> digest of what its configurations are compiled from now; kernel by kernel."""
+    groups = {target: budgets.grouped(ones) for target, ones in wanted.items()}
+    return {
+        f"{kernel} {target}{suffix}": budgets.digest(code_of(one, target) for one in found[kernel])
+        for kernel in dict.fromkeys(kernel for found in groups.values() for kernel in found)
+        for target, found in groups.items()
+        if kernel in found
+    }
 
 
-def _write(found: dict[str, Any], *, is_oldest: bool) -> None:
-    """The records of this version of Triton."""
-    if is_oldest:
-        written = {table.OLDEST_PATH: table.to_json(found)}
-    else:
-        written = {
-            table.TABLE_PATH: table.to_json(_part(found, TARGETS)),
-            cards.CARDS_PATH: cards.to_json(_part(found, CARDS)),
-        }
-    for path, text in written.items():
-        path.write_text(text)
-    print("written: " + ", ".join(path.name for path in written))
+def sample(wanted: Wanted, one_in: int) -> Wanted:
+    """One configuration in so many, drawn by what decides it."""
+    return {
+        target: [
+            one
+            for one in ones
+            if int(code_of(one, target), 16) % (one_in * (_FEWER_OF_CARDS if target in CARDS else 1)) == 0
+        ]
+        for target, ones in wanted.items()
+    }
+
+
+def check(wanted: Wanted, suffix: str | None) -> list[str]:
+    """What is wrong: kernels that are not those of the record, and what a sample shows."""
+    if suffix is None:
+        return problems_of(measured(sample(wanted, _ONE_IN_OF_ANOTHER_TRITON)))
+    current, recorded = digests(wanted, suffix), kernel_record.read()["compiled"]
+    problems = [f"{key}: differs from the record; run make kernels" for key in kernel_record.stale("compiled", current)]
+    gone = [key for key in recorded if key.endswith(" oldest") == bool(suffix) and key not in current]
+    problems += [f"{key}: in the record, and not compiled any more; run make kernels" for key in gone]
+    rows = measured(sample(wanted, _ONE_IN))
+    for key, row in rows.items():
+        target = key.rsplit(" ", 1)[1]
+        budget = recorded.get(f"{budgets.kernel_of(key)} {target}{suffix}")
+        problems += budgets.beyond(key, row, budget) if budget else []
+    return problems + problems_of(rows)
+
+
+def record(wanted: Wanted, suffix: str, triton_version: str, *, everything: bool) -> list[str]:
+    """Compiles kernels that differ, and writes their budgets if nothing is wrong; says what grew and what fell."""
+    current = digests(wanted, suffix)
+    keys = [*current] if everything else kernel_record.stale("compiled", current)
+    stale = {
+        target: [one for one in ones if f"{budgets.kernel_of(one.name)} {target}{suffix}" in keys]
+        for target, ones in wanted.items()
+    }
+    rows = measured(stale)
+    problems = problems_of(rows)
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, row in rows.items():
+        groups.setdefault(f"{budgets.kernel_of(name)} {name.rsplit(' ', 1)[1]}{suffix}", []).append(row)
+    found = {key: budgets.budget(group) for key, group in groups.items()}
+    recorded = kernel_record.read()["compiled"]
+    for sign, lines in zip("+-", budgets.differences(found, recorded), strict=True):
+        print("".join(f"{sign} {line}\n" for line in lines), end="")
+    if not problems:
+        of_the_other = [key for key in recorded if key.endswith(" oldest") != bool(suffix)]
+        order = [*of_the_other, *current] if suffix else [*current, *of_the_other]
+        which = "oldest" if suffix else "newest"
+        kernel_record.update("compiled", found, order, {which: triton_version})
+        print(f"written: {len(found)} of {len(current)} kernels and targets")
+    return problems
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.aot", description="Ahead-of-time gate of all kernels.")
-    parser.add_argument("--check", action="store_true", help="compare with the committed table instead of writing it")
-    parser.add_argument("--quick", action="store_true", help="compile what changed, and a sample")
+    parser.add_argument("--check", action="store_true", help="compare with the record instead of writing it")
+    parser.add_argument("--all", action="store_true", help="compile what the record has, too")
     parser.add_argument("--family", action="append", choices=family_names(), help="this op family only")
     parser.add_argument("--target", action="append", choices=list(EVERY), help="this GPU architecture only")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="names that contain TEXT only")
@@ -130,22 +158,20 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
     import triton
 
-    is_oldest = _is_oldest(triton.__version__)
-    whole = not (options.family or options.target or options.only)
-    targets = options.target or (["sm_90"] if is_oldest else list(EVERY))
-    start = monotonic()
-    found = measured(
-        sorted(options.family or family_names()), targets, options.only, quick=options.quick, verbose=True
-    )  # fmt: skip
-    if not (options.check and whole):
-        print(table.text(_part(found, TARGETS)))
-        print(cards.text(_part(found, CARDS)))
-    print(f"{len(found['kernels'])} compilations looked at in {monotonic() - start:.0f} s, Triton {found['triton']}")
-    if whole and not options.check:
-        _write(found, is_oldest=is_oldest)
-        problems = compare(found, found)
+    start, suffix = monotonic(), suffix_of(triton.__version__)
+    if options.family or options.target or options.only:
+        rows = measured(part(sorted(options.family or family_names()), options.target or [*EVERY], options.only))
+        print(text(rows))
+        problems = problems_of(rows)
     else:
-        problems = compare(found, _committed(found["triton"]), whole=whole)
+        wanted = every_configuration(["sm_90"] if suffix == " oldest" else EVERY)
+        if options.check:
+            problems = check(wanted, suffix)
+        elif suffix is None and not is_newer(triton.__version__):
+            parser.error(f"the record is of the newest Triton and of the oldest, not of {triton.__version__}")
+        else:
+            problems = record(wanted, suffix or "", triton.__version__, everything=options.all)
+    print(f"{monotonic() - start:.0f} s, Triton {triton.__version__}")
     for problem in problems:
         print(f"FAIL {problem}", file=sys.stderr)
     return 1 if problems else 0

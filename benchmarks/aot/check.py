@@ -1,4 +1,4 @@
-"""What the ahead-of-time gate fails on, given what was measured and the committed table."""
+"""What no kernel may do, whatever was recorded before: what the ahead-of-time gate fails on."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ _ISSUE_SHARE_EXCEPTIONS = {
 
 # fp32 products in three terms hold every operand twice; with a bias or relative positions besides, or with heads of
 # more than 64 columns, some tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to be exact,
-# so these may spill: with the table's Triton not more than the table says, with another one a few bytes.
+# so these may spill.
 _MAY_SPILL = re.compile(r"attention_.*( D=(96|128) fp32| fp32 (bias|relative_key|relative_key_query))\b.* sm_\d+")
 
 # With dropout these spill a few registers since random words no longer pass through shared memory. Those of sm_90 in
@@ -52,29 +52,13 @@ def with_dropout_cost(rows: Rows) -> Rows:
     return rows
 
 
-def compare(measured: dict[str, Any], table: dict[str, Any], *, whole: bool = True) -> list[str]:
-    """What is wrong with a measured table, given the committed one; an empty list when nothing is.
-
-    Registers are compared only when both were made by the same Triton: another version allocates differently.
-    whole: everything was measured, so that what the table has besides is gone.
-    """
-    problems = []
-    missing = sorted(set(table["kernels"]) - set(measured["kernels"]))
-    if whole and missing:
-        problems.append(f"no longer compiled, though in the table: {', '.join(missing)}; run python -m benchmarks.aot")
-    for key, row in measured["kernels"].items():
-        problems += [f"{key}: {problem}" for problem in _problems_of(key, row)]
-        before = table["kernels"].get(key)
-        if before is None:
-            problems.append(f"{key}: not in the table; run python -m benchmarks.aot")
-        else:
-            same_compiler = measured["triton"] == table["triton"]
-            problems += [f"{key}: {problem}" for problem in _regressions(key, row, before, same_compiler)]
-    return problems
+def problems_of(rows: Rows) -> list[str]:
+    """What is wrong with measured rows, a line each."""
+    return [f"{key}: {problem}" for key, row in rows.items() for problem in _problems_of(key, row)]
 
 
 def _problems_of(key: str, row: dict[str, Any]) -> list[str]:
-    """What no kernel may do, whatever the table says."""
+    """Of one row."""
     name = key.rsplit(" ", 1)[1]
     problems = _problems_of_space(key, row, name)
     if name in CARDS:
@@ -149,19 +133,3 @@ def _problems_of_products(row: dict[str, Any], name: str) -> list[str]:
         expected = round(claimed * row["elements_per_thread"])
         return [f"the main loop makes {row['loop_multiply_adds']} multiply-adds a thread, the case claims {expected}"]
     return []
-
-
-def _regressions(key: str, row: dict[str, Any], before: dict[str, Any], same_compiler: bool) -> list[str]:
-    problems = []
-    for field in ("loads_128", "stores_128") if "loads_128" in row else ():
-        # Loops with products are pipelined: how many loads stand before and in them is the compiler's affair.
-        if row[field] < before[field] and (same_compiler or not row["multiply_adds_per_element"]):
-            problems.append(f"{row[field]} {field.replace('_', ' of ')} bits, {before[field]} in the table")
-    if same_compiler and row["registers"] > before["registers"]:
-        problems.append(f"{row['registers']} registers, {before['registers']} in the table")
-    for field, what in (("loop_barriers", "barriers"), ("conversions", "conversions of layouts")):
-        if same_compiler and row.get(field, 0) > before.get(field, 0):
-            problems.append(f"{row[field]} {what}, {before[field]} in the table")
-    if same_compiler and _may_spill(key) and row["spill_bytes"] > before["spill_bytes"]:
-        problems.append(f"spills {row['spill_bytes']} bytes, {before['spill_bytes']} in the table")
-    return problems

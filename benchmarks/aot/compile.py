@@ -2,8 +2,7 @@
 
 What was measured lies in `build/aot`, one small file per compilation, named by a hash of everything that decides it:
 the kernel's source with that of its helpers, signature, constants, options, target, Triton's version, and the code that
-reads listings. So a second run compiles nothing, disassembles nothing and starts no other process. The committed table
-keeps the same hash beside every row.
+reads listings. So a second run compiles nothing, disassembles nothing and starts no other process.
 
 Kernels are disassembled a dozen at a time: starting `nvdisasm` takes 0.2 s, as long as compiling a small kernel.
 """
@@ -13,10 +12,9 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks.aot import listings
@@ -39,13 +37,11 @@ def available_cores() -> int:
 def measure(
     wanted: dict[str, list[Configuration]],
     report: Callable[[int, int], None] = lambda done, total: None,
-    known: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Row of the table for every configuration and target; only what is neither known nor remembered is compiled.
+    """A row for every configuration and target; only what is not remembered is compiled.
 
     wanted: target -> some of its `configurations`. Rows come configuration by configuration.
     report: called with (number compiled, number to compile) as compilations end.
-    known: code of `code_of` -> its row.
 
     Raises:
         RuntimeError: a kernel does not compile, or touches registers of a product in flight; the message names it.
@@ -55,9 +51,7 @@ def measure(
     files = {job: CACHE_DIR / f"{code}.json" for job, code in codes.items()}
     rows: dict[Job, dict[str, Any]] = {}
     for job, path in files.items():
-        if codes[job] in known:
-            rows[job] = known[codes[job]]
-        elif path.exists():
+        if path.exists():
             rows[job] = json.loads(path.read_text())
     missing = [job for job in files if job not in rows]
     if missing:
@@ -151,14 +145,11 @@ def _reader() -> str:
 
 
 def code_of(one: Configuration, target: str) -> str:
-    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it.
-
-    Of a card it is shorter, as what is kept of one is.
-    """
+    """Hash of all that decides what a row says: the launch, the target, the compiler's version, and who reads it."""
     import triton
 
     key = f"{one.launch.identity} {target} {triton.__version__} {_reader()}"
-    return hashlib.sha256(key.encode()).hexdigest()[: 12 if target in CARDS else 32]
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _write(path: Path, content: object) -> None:

@@ -122,7 +122,7 @@ def capture() -> Iterator[list[Launch]]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One kernel in one launch configuration; name: of its rows in the table, without the target; unique."""
+    """One kernel in one launch configuration; name: unique; a row adds the target."""
 
     name: str
     family: str

@@ -358,7 +358,7 @@ def read_amdgcn(assembly: str) -> dict[str, Any]:
 
 
 def inspect(compiled: list[Any], target: str) -> list[dict[str, Any]]:
-    """The rows of the table for kernels that `triton.compile` made for a target."""
+    """What is read of kernels that `triton.compile` made for a target."""
     if target.startswith("sm_"):
         cubins = [one.asm["cubin"] for one in compiled]
         listings = disassemble(cubins, int(target.removeprefix("sm_")))

@@ -8,10 +8,11 @@ names of arguments stay, since launchers say which of them are specialised. Need
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.families import family_names
 from benchmarks.kit.record import ROOT
 
 KERNELS = ROOT / "bert_fast" / "triton"
@@ -77,6 +78,17 @@ def imports(file: str) -> set[str]:
                 found.add(other)
                 waiting.append(other)
     return found
+
+
+def short(kernel: str) -> str:
+    """A kernel as records and reports name it."""
+    return kernel.removeprefix("_").removesuffix("_kernel")
+
+
+def families_of(kernels: Collection[str]) -> list[str]:
+    """Families of ops that launch one of these kernels, which are named as `short` does."""
+    changed = {file for file in files() if any(short(name) in kernels for name in kernel_names(file))}
+    return [family for family in family_names() if changed & ({family} | imports(family))]
 
 
 def kernel_digests() -> dict[str, str]:

@@ -151,21 +151,6 @@ def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
     assert json.loads((tmp_path / "seconds.json").read_text()) == {"scale H=16 sm_80": 0.5, "scale H=16 sm_90": 0.5}
 
 
-def test_what_is_known_by_its_code_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
-    compiled: list[Any] = []
-    monkeypatch.setattr(aot_compile, "_compile_all", lambda launches: compiled.extend(launches) or ())
-    cases = AotCase("H=16", None, launch, {}, {}), AotCase("H=32", None, lambda: launch(32), {}, {})
-    one, other = named(monkeypatch, a=family(*cases))
-    known = {aot_compile.code_of(one, "sm_90"): {"registers": 7}}
-    [row] = aot_compile.measure({"sm_90": [one]}, known=known).values()
-    assert row["registers"] == 7 and row["code"] in known and not compiled
-    for changed, target in ((other, "sm_90"), (one, "sm_80")):
-        with pytest.raises(KeyError):  # nothing came back of what had to be compiled
-            aot_compile.measure({target: [changed]}, known=known)
-    assert compiled == [("scale H=32", "sm_90"), ("scale H=16", "sm_80")]
-
-
 def test_what_took_long_is_compiled_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(aot_compile, "CACHE_DIR", tmp_path)
     (tmp_path / "seconds.json").write_text(json.dumps({"quick sm_90": 0.1, "slow sm_90": 9.0, "middle sm_90": 1.0}))

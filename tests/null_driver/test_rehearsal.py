@@ -2,22 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.families import family_names
+from benchmarks.kit import programs
 from tests.null_driver.server import run, run_command
+from tools import kernel_record
 from tools.null_driver import rehearsal
 from tools.null_driver.driver import DEVICES
 
-ROOT = Path(__file__).resolve().parents[2]
-# Of every chip: the most shared memory, both regimes of attention, tensor maps where there are any, running sums.
-CHOSEN = (
-    "linear gelu wide bf16",
-    "attention S<=128 D=64 bf16 dropout",
-    "tiled D=128 bf16 dropout",
-    "layer_norm H=1024 bf16",
-)
+# Few, and quickly compiled: whole heads of attention, rows with sums, a product with tensor maps where there are any.
+CHOSEN = ("attention S<=32 D=16 bf16 qkv", "layer_norm H=1024 bf16", "linear gelu wide bf16")
+FAMILIES = {"attention", "dropout_add_layer_norm", "layer_norm", "linear"}
 
 
 @pytest.mark.slow
@@ -25,9 +22,10 @@ CHOSEN = (
 def test_chips_take_what_ships(chip: str) -> None:
     arguments = ["--json", "--device", chip, *(f"--only={text}" for text in CHOSEN)]
     found = json.loads(run_command("tools.null_driver.rehearsal", *arguments).splitlines()[-1])
-    assert found["faults"] == []
-    assert found["kernels"] >= 8 and found["shared bytes"] <= found["shared limit"]
-    assert (found["tensor maps"] > 0) == (chip in ("sm_90", "sm_100"))
+    assert not [fault for one in found.values() for fault in one["faults"]]
+    assert {family for family, one in found.items() if one["launches"]} == FAMILIES
+    assert max(one["shared_bytes"] for one in found.values()) <= DEVICES[chip].shared_bytes
+    assert (found["linear"]["tensor_maps"] > 0) == (chip in ("sm_90", "sm_100"))
 
 
 @pytest.mark.slow
@@ -45,40 +43,34 @@ def test_what_does_not_fit_is_named(chip: str) -> None:
         assert "large: OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376" in said
 
 
-@pytest.fixture(scope="module")
-def record() -> dict[str, dict[str, Any]]:
-    return rehearsal.read()
+def test_everything_that_ships_was_taken_by_every_chip_as_it_is() -> None:
+    assert not kernel_record.stale("rehearsed", rehearsal.digests()), "run make kernels"
+    rows = kernel_record.read()["rehearsed"]
+    assert {*rows} == {f"{family} {chip}" for family in family_names() for chip in DEVICES}
+    for chip, device in DEVICES.items():
+        of_chip = [rows[f"{family} {chip}"] for family in family_names()]
+        assert sum(row["launches"] for row in of_chip) > 1000
+        assert max(row["shared_bytes"] for row in of_chip) <= device.shared_bytes
 
 
-def test_record_is_of_the_present_sources(record: dict[str, dict[str, Any]]) -> None:
-    advice = "run python -m tools.null_driver.rehearsal --record, after python -m benchmarks.aot"
-    assert {chip: found["sources"] for chip, found in record.items()} == {
-        chip: rehearsal.sources(chip) for chip in DEVICES
-    }, advice
-
-
-def test_everything_that_ships_was_taken_by_every_chip(record: dict[str, dict[str, Any]]) -> None:
-    assert [found["faults"] for found in record.values()] == [[]] * len(DEVICES)
-    assert len({found["calls"] for found in record.values()}) == 1
-    for chip, found in record.items():
-        assert found["kernels"] > 600 and found["launches"] >= found["kernels"], chip
-        assert 0 < found["shared bytes"] <= found["shared limit"] == DEVICES[chip].shared_bytes
-
-
-def test_page_has_the_record(record: dict[str, dict[str, Any]]) -> None:
-    page = (ROOT / "docs" / "null_driver.md").read_text(encoding="utf-8")
-    assert "\n".join(rehearsal.rows(record)) in page
-
-
-def test_other_kernels_are_other_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = rehearsal.sources("sm_86")
-    assert before != rehearsal.sources("sm_89")
-    folder = tmp_path / "bert_fast" / "triton"
-    folder.mkdir(parents=True)
-    for path in (ROOT / "bert_fast" / "triton").glob("*.py"):
+def test_a_family_is_due_when_its_launchers_or_what_its_kernels_compile_to_are_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = rehearsal.digests()
+    assert len(set(before.values())) == len(before), "each chip and family is its own"
+    folder = tmp_path / "triton"
+    folder.mkdir()
+    for path in programs.KERNELS.glob("*.py"):
         (folder / path.name).write_text("# a comment\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(rehearsal, "ROOT", tmp_path)
-    assert rehearsal.sources("sm_86") == before
-    with (folder / "_launch.py").open("a", encoding="utf-8") as file:
+    for module in (rehearsal, programs):
+        monkeypatch.setattr(module, "KERNELS", folder)
+    assert rehearsal.digests() == before
+    with (folder / "dropout.py").open("a", encoding="utf-8") as file:
         file.write("another = 1\n")
-    assert rehearsal.sources("sm_86") != before
+    changed = {key.split(" ")[0] for key, digest in rehearsal.digests().items() if digest != before[key]}
+    assert "dropout" in changed and "layer_norm" not in changed
+    record = kernel_record.read()
+    record["compiled"]["layer_norm_fwd sm_86"]["digest"] = "another"
+    monkeypatch.setattr(kernel_record, "read", lambda: record)
+    assert rehearsal.digests()["layer_norm sm_86"] != before["layer_norm sm_86"]
+    assert rehearsal.digests()["layer_norm sm_89"] == before["layer_norm sm_89"]

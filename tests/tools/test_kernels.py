@@ -1,73 +1,62 @@
-"""`make kernels`: what is due, for which families, and that a step that fails ends it."""
+"""`make kernels` and the record that it writes: what is due, for which families, and that a step that fails ends it."""
 
-import subprocess
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.kit import programs
-from tools import check, kernels
-from tools.null_driver import rehearsal
-from tools.witness import record as witness
+from benchmarks.families import family_names
+from tools import check, kernel_record, kernels
 
-FILES = {
-    "_rows": "X = 1\n", "_launch": "from bert_fast.triton import _rows\n",
-    "norm": "from bert_fast.triton._launch import launch\n", "mean": "import math\n",
-}  # fmt: skip
+STEPS = ["interpreter", "gate", "gate, oldest", "rehearsal", "witness", "witness, sm_80", "witness, oldest", "owed"]
+NOTHING: dict[str, list[str]] = {section: [] for section in kernel_record.COLUMNS}
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with four files of kernels and a record of them."""
-    folder, record = tmp_path / "bert_fast" / "triton", tmp_path / "tests" / "rehearsal.json"
-    for path, text in ((folder / f"{name}.py", text) for name, text in FILES.items()):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    record.parent.mkdir()
-    record.write_text("{}")
-    for module in (kernels, programs):
-        monkeypatch.setattr(module, "KERNELS", folder)
-    monkeypatch.setattr(kernels, "ROOT", tmp_path)
-    monkeypatch.setattr(rehearsal, "RECORD", record)
-    return tmp_path
+def test_the_record_is_small_and_a_line_a_row() -> None:
+    text = kernel_record.PATH.read_text(encoding="utf-8")
+    record = kernel_record.read()
+    assert len(text) < 80_000 and kernel_record._to_json(record) == text
+    assert text.count('": [') == sum(len(record[section]) for section in kernel_record.COLUMNS)
+    assert max(map(len, text.splitlines())) <= 120
 
 
-def commit(project: Path) -> None:
-    named = ["-c", "user.name=x", "-c", "user.email=x@y"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run(["git", *named, *words], cwd=project, check=True)
+def test_an_update_leaves_what_it_does_not_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_record, "PATH", tmp_path / "kernels.json")
+    row = dict.fromkeys(kernel_record.COLUMNS["witnessed"], 1)
+    empty = {"triton": {"newest": "3.9.0", "oldest": "3.6.0"}, "compiled": {}, "rehearsed": {}}
+    kernel_record.PATH.write_text(json.dumps(empty | {"witnessed": {"a sm_90": [1, 1, 1, "x"]}}))
+    kernel_record.update("witnessed", {"b sm_90": row})
+    assert [*kernel_record.read()["witnessed"]] == ["a sm_90", "b sm_90"]
+    assert kernel_record.stale("witnessed", {"a sm_90": "x", "b sm_90": "2", "c sm_90": "3"}) == ["b sm_90", "c sm_90"]
+    kernel_record.update("witnessed", {}, ["b sm_90"], {"newest": "4.0.0"})
+    found = kernel_record.read()
+    assert [*found["witnessed"]] == ["b sm_90"] and found["triton"] == {"newest": "4.0.0", "oldest": "3.6.0"}
 
 
-def test_changed_files_are_those_since_the_record(project: Path) -> None:
-    assert kernels.changed_files() is None, "no repository"
-    commit(project)
-    assert kernels.changed_files() == []
-    (project / "bert_fast" / "triton" / "_rows.py").write_text("X = 2\n")
-    assert kernels.changed_files() == ["_rows"], "not committed yet"
-    commit(project)
-    assert kernels.changed_files() == ["_rows"], "the record was not written since"
+def test_nothing_is_due() -> None:
+    pytest.importorskip("triton")
+    assert kernels.due() == NOTHING, "run make kernels"
 
 
-@pytest.mark.parametrize(("changed", "families"), [("_rows", ["norm"]), ("norm", ["norm"]), ("mean", ["mean"])])
-def test_families_that_need_a_file(changed: str, families: list[str], project: Path) -> None:
-    assert kernels.families_of([changed]) == families
+@pytest.mark.parametrize(
+    ("section", "key", "needed", "others"),
+    [
+        ("compiled", "layer_norm_fwd sm_80", {"layer_norm"}, {"dropout", "optimizer"}),
+        ("compiled", "dropout sm_90 oldest", {"dropout"}, {"layer_norm"}),
+        ("rehearsed", "mlp sm_86", {"mlp"}, {"layer_norm"}),
+        ("witnessed", "lamb_ratio sm_90", {"optimizer"}, {"layer_norm"}),
+    ],
+)
+def test_families_of_what_is_due(section: str, key: str, needed: set[str], others: set[str]) -> None:
+    found = {*kernels.families_that_differ(NOTHING | {section: [key]})}
+    assert needed <= found <= {*family_names()} - others
 
 
 def test_tests_of_families_are_there() -> None:
     found = kernels.interpreter_tests(["layer_norm", "optimizer"])
     assert {"tests/kernels/test_layer_norm.py", "tests/ops/test_layer_norm.py", "tests/optim"} <= {*found}
     assert all((kernels.ROOT / path).exists() and "dropout" not in path for path in found)
-
-
-def test_what_is_due_is_of_kernels_that_differ_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not kernels.is_due(), "run make kernels"
-    runs: dict[str, Any] = witness.read()
-    monkeypatch.setattr(kernels, "kernel_digests", lambda: runs["sm_90"]["kernels"] | {"_dropout_kernel": "another"})
-    assert kernels.is_due()
-    monkeypatch.undo()
-    monkeypatch.setattr(rehearsal, "sources", lambda chip: "another")
-    assert kernels.is_due()
 
 
 @pytest.mark.parametrize("failing", ["interpreter", "gate, oldest", ""])
@@ -79,28 +68,38 @@ def test_a_step_that_fails_is_the_last(failing: str, monkeypatch: pytest.MonkeyP
         ran.append(name)
         assert ("oldest" in name) == (environment.get("PYTHONPATH") == ".compat")
         assert name != "interpreter" or "tests/ops/test_dropout.py" in command
+        assert "--all" not in command
         return [check.Outcome(name, int(name == failing), 0.0, "")]
 
     monkeypatch.setattr(check, "run_until_failure", step)
-    monkeypatch.setattr(kernels, "is_due", lambda: True)
-    monkeypatch.setattr(kernels, "changed_files", lambda: ["dropout"])
+    monkeypatch.setattr(kernels, "due", lambda: NOTHING | {"rehearsed": ["dropout sm_80"]})
     assert kernels.main([]) == int(bool(failing))
-    assert ran[-1] == failing if failing else ran == [
-        "interpreter", "gate", "gate, oldest", "rehearsal", "witness", "witness, sm_80", "witness, oldest", "owed",
-    ]  # fmt: skip
+    assert ran == (STEPS[: STEPS.index(failing) + 1] if failing else STEPS)
+
+
+def test_all_of_it_is_made_again_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: dict[str, list[str]] = {}
+    monkeypatch.setattr(
+        check, "run_until_failure", lambda steps, _: commands.update(steps) or [check.Outcome("", 0, 0.0, "")]
+    )
+    monkeypatch.setattr(kernels, "due", lambda: NOTHING)
+    assert kernels.main(["--all"]) == 0
+    assert [*commands] == STEPS
+    assert all(("--all" in commands[name]) == (name not in ("interpreter", "owed")) for name in STEPS)
+    assert "tests/ops/test_layer_norm.py" in commands["interpreter"]
+
+
+def test_nothing_runs_where_nothing_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(kernels, "due", lambda: NOTHING)
+    monkeypatch.setattr(kernels, "run", lambda *_, **__: pytest.fail("nothing is due"))
+    assert kernels.main([]) == 0 and capsys.readouterr().out.startswith("nothing is due")
 
 
 def test_no_family_has_no_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a record alone is old, the interpreter has nothing to do: without a name pytest would take all tests."""
-    ran: list[str] = []
+    """Without a name pytest would take all tests of the interpreter."""
+    ran: list[Any] = []
     monkeypatch.setattr(
         check, "run_until_failure", lambda commands, _: ran.extend(commands) or [check.Outcome("", 0, 0.0, "")]
     )
     kernels.run([])
-    assert ran[0] == "gate" and len(ran) == 7
-
-
-def test_nothing_runs_where_nothing_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(kernels, "is_due", lambda: False)
-    monkeypatch.setattr(kernels, "run", lambda families: pytest.fail("nothing is due"))
-    assert kernels.main([]) == 0 and capsys.readouterr().out.startswith("nothing is due")
+    assert ran == STEPS[1:]

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase, Problem
-from benchmarks.kit.programs import kernel_digests
+from benchmarks.kit.programs import kernel_digests, short
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
 from bert_fast.reference.layer_norm import LayerNorm
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 from tests.kernels.attention_grid import check
+from tools import kernel_record
 from tools.witness import launch, record
-from tools.witness.__main__ import DEVICES, run_case
+from tools.witness.__main__ import run_case
 from tools.witness.launch import witness
 from tools.witness.memory import Fault
 
@@ -101,45 +102,57 @@ def test_a_product_that_is_not_waited_for_is_found(monkeypatch: pytest.MonkeyPat
         check(attention, AttentionCase((64,), num_heads=1, head_dim=64), torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", [*DEVICES, "sm_90 oldest"])
-def test_every_kernel_was_run_as_it_is_now(name: str) -> None:
-    """`make witness` writes the record; a kernel that was changed since has to be run again."""
-    assert record.read()[name]["kernels"] == dict(sorted(kernel_digests().items()))
+@pytest.mark.parametrize("run", record.RUNS)
+def test_every_kernel_was_run_as_it_is_now(run: str) -> None:
+    """`make kernels` runs a kernel that was changed since."""
+    recorded = kernel_record.read()
+    current = record.digests(run, recorded["triton"][record.RUNS[run]])
+    assert not kernel_record.stale("witnessed", current), "run make kernels"
+    rows = [recorded["witnessed"][key] for key in current]
+    assert all(row["cases"] and row["programs"] and (row["share"] or 0.0) <= 1.0 for row in rows)
+    assert set(recorded["witnessed"]) == {f"{short(name)} {one}" for name in kernel_digests() for one in record.RUNS}
 
 
 def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "RECORD_PATH", tmp_path / "record.json")
-    sources = {"first_kernel": "1", "second_kernel": "2", "third_kernel": "3"}
+    monkeypatch.setattr(kernel_record, "PATH", tmp_path / "kernels.json")
+    empty = {"triton": {"newest": "3.9.0", "oldest": "3.6.0"}, "compiled": {}, "rehearsed": {}, "witnessed": {}}
+    kernel_record.PATH.write_text(kernel_record._to_json(empty))
+    sources = {"_first_kernel": "1", "_second_kernel": "2"}
 
     def line(case: str, *kernels: str, **changes: Any) -> dict[str, Any]:
-        found = {"programs": 7, "output": "y", "worst": 0.1, "rms": 0.1, "share": 0.5, "seconds": 1.0}
-        found |= {"case": f"kernel/{case}", "ok": True, "kernels": {one: sources[one] for one in kernels}}
-        return found | changes
+        return {"case": f"kernel/{case}", "ok": True, "kernels": kernels, "programs": 7, "share": 0.5} | changes
 
     monkeypatch.setattr(record, "kernel_digests", lambda: sources)
-    assert record.up_to_date("sm_90", "3.9.0") == set()
-    lines = [line("a", "first_kernel"), line("b", "first_kernel", "second_kernel"), line("c", "third_kernel")]
-    record.write("sm_90", "3.9.0", lines)
-    assert record.up_to_date("sm_90", "3.9.0") == {"kernel/a", "kernel/b", "kernel/c"}
-    assert record.up_to_date("sm_90", "4.0.0") == record.up_to_date("sm_80", "3.9.0") == set()
-    sources["second_kernel"] = "2, changed"
-    known = record.up_to_date("sm_90", "3.9.0")
-    assert known == {"kernel/a", "kernel/c"}
-    record.write("sm_90", "3.9.0", [line("b", "first_kernel", "second_kernel", programs=8)], known)
-    found = record.read()["sm_90"]
-    assert found["kernels"] == sources and list(found["cases"]) == ["a", "b", "c"]
-    assert [case["programs"] for case in found["cases"].values()] == [7, 8, 7]
-    record.write("sm_90", "3.9.0", [line("b", "first_kernel", "second_kernel", ok=False)], known)
-    assert list(record.read()["sm_90"]["cases"]) == ["a", "c"], "what is wrong is in no record"
+    monkeypatch.setattr(record, "family_names", lambda: ["a", "b"])
+    lines = [line("a", "_first_kernel"), line("b", "_first_kernel", "_second_kernel", share=0.7)]
+    record.write("sm_90", "3.9.0", lines, ["a", "b"])
+    rows = kernel_record.read()["witnessed"]
+    assert [(key, row["cases"], row["programs"], row["share"]) for key, row in rows.items()] == [
+        ("first sm_90", 2, 14, 0.7), ("second sm_90", 1, 7, 0.7)
+    ]  # fmt: skip
+    assert kernel_record.stale("witnessed", record.digests("sm_90", "3.9.0")) == []
+    assert len(kernel_record.stale("witnessed", record.digests("sm_90", "4.0.0"))) == 2, "another compiler"
+    sources["_second_kernel"] = "2, changed"
+    assert kernel_record.stale("witnessed", record.digests("sm_90", "3.9.0")) == ["second sm_90"]
+    record.write("sm_90", "3.9.0", [line("b", "_first_kernel", "_second_kernel", ok=False)], ["b"])
+    assert kernel_record.read()["witnessed"] == rows, "what is wrong is in no record"
+    record.write("sm_90", "3.9.0", [line("b", "_first_kernel", "_second_kernel", programs=8)], ["b"])
+    found = kernel_record.read()["witnessed"]
+    assert found["first sm_90"] == rows["first sm_90"] and found["second sm_90"]["programs"] == 8
+    assert kernel_record.stale("witnessed", record.digests("sm_90", "3.9.0")) == []
 
 
-def test_markdown_has_every_case_and_kernel() -> None:
-    runs = record.read()
-    rows = [line.split(" | ")[0][2:] for line in record.markdown(runs).splitlines() if line.startswith("| ")]
-    cases = [["case", "---", *run["cases"]] for run in runs.values()]
-    kernels = sorted({f"`{kernel}`" for run in runs.values() for kernel in run["kernels"]})
-    assert rows == [*(row for table in cases for row in table), "kernel", "---", *kernels]
-    assert all(0.0 <= (case["share"] or 0.0) <= 1.0 for run in runs.values() for case in run["cases"].values())
+def test_the_oldest_triton_has_a_run_of_its_own() -> None:
+    oldest = kernel_record.read()["triton"]["oldest"]
+    assert record.run_of("sm_90", oldest) == "sm_90 oldest" and record.run_of("sm_90", "99.0") == "sm_90"
+
+
+def test_families_of_a_changed_kernel_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = kernel_record.read()["triton"]["newest"]
+    assert record.stale_families("sm_90", version) == []
+    monkeypatch.setattr(record, "kernel_digests", lambda: kernel_digests() | {"_layer_norm_fwd_kernel": "another"})
+    found = record.stale_families("sm_90", version)
+    assert "layer_norm" in found and "dropout" not in found
 
 
 def test_a_case_that_comes_out_wrong_is_red() -> None:

@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.aot import cards
-from benchmarks.aot import table as aot_table
+from tools import kernel_record
 from tools.site.public_names import PARTS, ROOT, public_names
-from tools.witness import record
 
 STAGED = ROOT / "build" / "site_sources"
 STYLE = ROOT / "tools" / "site" / "site.css"
@@ -25,10 +23,9 @@ PROJECT = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examp
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _BUILT = re.compile(r"<!-- built: (\w+) -->")
 TABLES: dict[str, Callable[[], str]] = {
-    "kernels": lambda: aot_table.markdown(aot_table.read()),
-    "oldest_triton": lambda: aot_table.markdown_versions(aot_table.read(), aot_table.read(aot_table.OLDEST_PATH)),
-    "cards": lambda: cards.markdown(cards.read()),
-    "witness": lambda: record.markdown(record.read()),
+    "compiled": kernel_record.compiled_table,
+    "rehearsed": kernel_record.rehearsed_table,
+    "witnessed": kernel_record.witnessed_table,
 }
 
 GUIDES = {

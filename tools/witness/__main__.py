@@ -3,8 +3,8 @@
     python -m tools.witness                      small cases of all families, for sm_90; what is wrong is red
     python -m tools.witness --family attention   of one family (may be given repeatedly)
     python -m tools.witness --device sm_80       or sm_90
-    python -m tools.witness --record             writes down which kernels were run, from which source
-    python -m tools.witness --record --changed   the same, of cases whose kernels are not as the record has them
+    python -m tools.witness --record             cases of kernels that are not those of the record, and writes it
+    python -m tools.witness --record --all       all cases, and writes it
 
 docs/witness.md says what that shows and what it does not.
 """
@@ -15,7 +15,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 DEVICES = {"sm_80": 80, "sm_90": 90}
@@ -29,24 +28,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="sm_90", help="compiled for; default: %(default)s")
     parser.add_argument("--family", action="append", default=[], help="this op family only")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this text")
-    parser.add_argument("--record", action="store_true", help="write down what was run")
-    parser.add_argument(
-        "--changed", action="store_true", help="cases that the record lacks, or has of other sources or another Triton"
-    )
+    parser.add_argument("--record", action="store_true", help="run what the record has not, and write it")
+    parser.add_argument("--all", action="store_true", help="with --record, run everything")
     arguments = parser.parse_args()
     if importlib.util.find_spec("triton") is None:
         parser.error("Triton is not installed: there is nothing to compile kernels")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 replaces the compiler by the interpreter; unset it")
     if arguments.record and (arguments.family or arguments.only):
-        parser.error("--record writes all families")
+        parser.error("--record chooses families and cases itself")
     return arguments
 
 
-def run_cases(
-    device: str, families: list[str], only: str = "", is_known: Callable[[str], bool] = lambda name: False
-) -> list[dict[str, Any]]:
-    """A line for every case but those that `is_known` names: what `check_case` says, programs that were run, seconds.
+def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str, Any]]:
+    """A line for every case of these families: what `check_case` says, programs that were run, seconds.
 
     Once a process, before bert_fast is imported: it takes CPU tensors for a GPU's afterwards.
     """
@@ -61,7 +56,7 @@ def run_cases(
     torch.set_num_threads(1)
     lines = []
     for case in cases(families):
-        if only in case.name and not is_known(case.name):
+        if only in case.name:
             line = run_case(case, device)
             print(
                 f"{'ok ' if line['ok'] else 'RED'} {line['case']}: {line['programs']} programs, {line['seconds']} s, "
@@ -79,19 +74,18 @@ def run_case(case: Any, device: str) -> dict[str, Any]:
     import torch
 
     from benchmarks.kernels.timing import check_case
-    from benchmarks.kit.programs import kernel_digests
     from bert_fast.testing.compare import comparisons
     from tools.witness.launch import witness
     from tools.witness.record import figures
 
-    start, hashes = time.monotonic(), kernel_digests()
+    start = time.monotonic()
     with witness(DEVICES[device]) as found, comparisons() as compared:
         line = check_case(case, torch.device("cpu"))
     wrong = [one.wrong for one in compared if one.wrong]
     if wrong and not line["error"]:
         line |= {"ok": False, "error": f"wrong: {'; '.join(wrong)}"}
     # Kernels of what is verified too: a case may do nothing else.
-    line["kernels"] = {name: hashes[name] for name in found.kernels}
+    line["kernels"] = found.kernels
     line |= {"programs": found.num_programs, "seconds": round(time.monotonic() - start, 1)}
     return line | figures(compared)
 
@@ -101,15 +95,22 @@ def main() -> int:
     options = _arguments()
     import triton
 
+    from benchmarks.families import family_names
     from tools.witness import record
 
-    known = record.up_to_date(options.device, triton.__version__) if options.changed else set()
-    lines = run_cases(options.device, options.family, options.only, known.__contains__)
+    families = options.family or family_names()
+    run = record.run_of(options.device, triton.__version__)
+    if options.record and not options.all:
+        families = record.stale_families(run, triton.__version__)
+        if not families:
+            print(f"all kernels were run as they are: {run}")
+            return 0
+    lines = run_cases(options.device, families, options.only)
     if options.record:
-        record.write(options.device, triton.__version__, lines, known)
+        record.write(run, triton.__version__, lines, families)
     red = [line["case"] for line in lines if not line["ok"]]
     print(f"{len(lines)} cases, {sum(line['programs'] for line in lines)} programs; red: {', '.join(red) or 'none'}")
-    return 1 if red or not (lines or known) else 0
+    return 1 if red or not lines else 0
 
 
 if __name__ == "__main__":
