@@ -1,6 +1,5 @@
-"""What parts of a step ask of a GPU and of the host: launches by kernel, small ones, Python calls, microseconds."""
+"""What parts of a step ask of a GPU and of the host: launches by kernel, small ones, Python calls."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -148,18 +147,3 @@ def _warm(step: Step, programs: Sequence[Any]) -> None:
 
 def _none(*_: Any) -> None:
     """No program is run by the extension."""
-
-
-def host_microseconds(steps: dict[str, Step], rounds: int = 30) -> dict[str, dict[str, tuple[float, float]]]:
-    """(least, median) of the processor's microseconds in this thread by step and part; steps take turns."""
-    taken: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in steps}
-    for round_index in range(5 + rounds):
-        for name, step in steps.items():
-            for part in PARTS:
-                step.prepare(part)
-                start = time.thread_time()
-                getattr(step, part)()
-                if round_index >= 5:
-                    taken[name][part].append((time.thread_time() - start) * 1e6)
-    middle = rounds // 2
-    return {name: {part: (min(of), sorted(of)[middle]) for part, of in parts.items()} for name, parts in taken.items()}
