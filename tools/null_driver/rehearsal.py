@@ -12,7 +12,6 @@ import argparse
 import ast
 import functools
 import hashlib
-import importlib
 import json
 import os
 import subprocess
@@ -104,13 +103,12 @@ def _keys_of_the_gate() -> Any:
 
 
 def _cases(families: list[str], only: list[str]) -> Iterable[tuple[str, Any]]:
-    from benchmarks.registry import family_names
+    from benchmarks.registry import aot_cases
 
-    for family in families or family_names():
-        for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
-            name = f"{family} {case.name}"
-            if not only or any(text in name for text in only):
-                yield name, case
+    for family, case in aot_cases(families or None):
+        name = f"{family} {case.name}"
+        if not only or any(text in name for text in only):
+            yield name, case
 
 
 def sources(chip: str) -> str:
