@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,19 @@ class AotCase:
     launch: Callable[[], object]
     kernels: Mapping[str, KernelFacts] = field(default_factory=dict)
     has_dropout: bool | None = None
+
+
+def facts_of_rows(
+    op: str, config: Any, width: int, *, forward_bytes: float, backward_bytes: float
+) -> dict[str, KernelFacts]:
+    """Facts of an op's forward and backward kernels, whose programs treat tiles of whole rows.
+
+    config: the family's launch configuration. width: of a row. forward_bytes, backward_bytes: per element.
+    """
+    passes = (("fwd", "forward", forward_bytes), ("bwd", "backward", backward_bytes))
+    return {
+        f"_{op}_{short}_kernel": KernelFacts(
+            getattr(config, name).rows * width, nbytes, getattr(config, f"{name}_programs_per_multiprocessor", 1)
+        )
+        for short, name, nbytes in passes
+    }

@@ -82,12 +82,13 @@ def cases() -> Iterator[KernelCase]:
     yield _case(Use.GPU, "S128 p0.1", [128] * 128, 12, 32, torch.bfloat16, 0.1)
     yield _of_bert(Use.GPU, bert.LARGE, "S128", [128] * 256, 0.1)
     yield _of_bert(Use.GPU, bert.LARGE, "squad", mixed_lengths("squad", 32768), 0.1)
-    for longest, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # one sequence to a program, and tiles
+    for longest, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # for whole heads, and tiled
         lengths = [longest * part // 128 for part in (128, 77, 1, 0, 100, 64, 31, 111)] * (1024 // longest)
         yield _of_bert(Use.SMOKE, bert.BASE, f"S<={longest}", lengths, dropout_p)
     for relative in ("relative_key", "relative_key_query"):
-        yield with_extras(Use.GPU, (128,) * 32, 12, 64, torch.bfloat16, relative, 0.1)
-        yield with_extras(Use.SMOKE, (130, 0, 64, 270), 12, 64, torch.bfloat16, relative, 0.1)
+        for uses, lengths in ((Use.GPU, (128,) * 32), (Use.SMOKE, (130, 0, 64, 270))):
+            extras = AttentionCase(lengths, None, 12, 64, 0.1, bias="AQK", relative=relative)
+            yield _of(extras, uses, f"{relative} bias p0.1", torch.bfloat16, make_with_extras)
     for length, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # all slots filled, and half of them
         count = bert.FEWEST_TOKENS // length
         half = [max(1, round((i + 0.5) * length / count)) for i in range(count)]  # 1 token to nearly all of them
@@ -99,8 +100,8 @@ def cases() -> Iterator[KernelCase]:
     yield _case(Use.SMALL, "S37+1+0+20 p0.1", (37, 1, 0, 20), 2, 64, torch.float32, 0.1)
     yield _case(Use.SMALL, "S150+3 p0.1", (150, 3), 2, 64, torch.bfloat16, 0.1)
     yield _case(Use.SMALL, "S33+40 p0.0", (33, 40), 2, 24, torch.bfloat16, 0.0)
-    for (variant, case), dtype in itertools.product(_RARE.items(), (torch.bfloat16, torch.float32)):
-        yield KernelCase("attention", _shape(case), dtype, variant, partial(_rare, case, dtype), Use.WITNESS)
+    for (variant, rare), dtype in itertools.product(_RARE.items(), (torch.bfloat16, torch.float32)):
+        yield _of(rare, Use.WITNESS, variant, dtype, _make_rare)
 
 
 # What only some calls ask for.
@@ -131,6 +132,11 @@ def _case(
         "attention", f"{tokens}x{num_heads}x{head_dim}", dtype, variant,
         partial(make, tuple(lengths), num_heads, head_dim, dtype, dropout_p, padded_length=padded_length), uses,
     )  # fmt: skip
+
+
+def _of(case: AttentionCase, uses: Use, variant: str, dtype: torch.dtype, make: Callable[..., Problem]) -> KernelCase:
+    shape = f"{sum(case.lengths)}x{case.num_heads}x{case.head_dim}"
+    return KernelCase("attention", shape, dtype, variant, partial(make, case, dtype), uses)
 
 
 def make(
@@ -282,18 +288,11 @@ def tolerances_of(device: torch.device) -> str:
     return "triton_attention_on_gpu" if device.type == "cuda" else "attention"
 
 
-def with_extras(
-    uses: Use, lengths: tuple[int, ...], num_heads: int, head_dim: int, dtype: torch.dtype, relative: str,
-    dropout_p: float,
-) -> KernelCase:  # fmt: skip
-    """A case with gradients of a bias of each head and of a table of distances."""
-    case = AttentionCase(lengths, None, num_heads, head_dim, dropout_p, bias="AQK", relative=relative)
-    variant = f"{relative} bias p{dropout_p}"
-    return KernelCase("attention", _shape(case), dtype, variant, partial(make_with_extras, case, dtype), uses)
-
-
 def make_with_extras(attention: AttentionCase, dtype: torch.dtype, device: torch.device) -> Problem:
-    """The case's own tensors. eager is the torch back-end, and so is what errors are held against."""
+    """The case's own tensors, with gradients of the bias of each head and of the table of distances.
+
+    eager is the torch back-end, and so is what errors are held against.
+    """
     tensors = {name: t.to(device) for name, t in attention.inputs(dtype).items()}
     upstream = tensors.pop("dout")
     names, inputs = tuple(tensors), tuple(t.requires_grad_() for t in tensors.values())
@@ -314,17 +313,13 @@ def make_with_extras(attention: AttentionCase, dtype: torch.dtype, device: torch
     )  # fmt: skip
 
 
-def _rare(case: AttentionCase, dtype: torch.dtype, device: torch.device) -> Problem:
+def _make_rare(case: AttentionCase, dtype: torch.dtype, device: torch.device) -> Problem:
     def verify() -> None:
         actual, plain, truth = case.run("triton", dtype), case.plain(dtype), case.truth(dtype)
         for name, result in actual.items():
             assert_close_to_truth("triton_attention", name, result, plain[name], truth[name])
 
     return verified_only(verify)
-
-
-def _shape(case: AttentionCase) -> str:
-    return f"{sum(case.lengths)}x{case.num_heads}x{case.head_dim}"
 
 
 # Kernel -> matrix products of a tile; each takes BLOCK_D multiply-adds a score.

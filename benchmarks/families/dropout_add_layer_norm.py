@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.aot.case import AotCase, facts_of_rows
 from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes, installed
 from benchmarks.kit import bert
 from bert_fast import ops
@@ -128,22 +128,12 @@ def _aot_case(hidden_size: int, dtype: torch.dtype, parameters: torch.dtype, sav
         family.dropout_add_layer_norm_bwd(a, x, y, x if saves == AGAIN else h_kept, mean, rstd)
 
     config = family.launch_config(hidden_size, dtype, architecture(Tensor().device))
-    return AotCase(
-        f"H={hidden_size} {dtype_name(dtype)}"
-        + (" parameters bf16" if parameters == torch.bfloat16 else "")
-        + (" in a layer" if saves == AGAIN else ""),
-        launch,
-        {
-            "_dropout_add_layer_norm_fwd_kernel": KernelFacts(
-                config.forward.rows * hidden_size,
-                (4 if config.keeps_h else 3) * dtype.itemsize,
-                config.forward_programs_per_multiprocessor,
-            ),
-            "_dropout_add_layer_norm_bwd_kernel": KernelFacts(
-                config.backward.rows * hidden_size,
-                (4 if dropout_p else 3) * dtype.itemsize,
-                config.backward_programs_per_multiprocessor,
-            ),
-        },
-        has_dropout=dropout_p > 0,
-    )
+    facts = facts_of_rows(
+        "dropout_add_layer_norm", config, hidden_size,
+        forward_bytes=(4 if config.keeps_h else 3) * dtype.itemsize,
+        backward_bytes=(4 if dropout_p else 3) * dtype.itemsize,
+    )  # fmt: skip
+    name = f"H={hidden_size} {dtype_name(dtype)}"
+    name += " parameters bf16" if parameters == torch.bfloat16 else ""
+    name += " in a layer" if saves == AGAIN else ""
+    return AotCase(name, launch, facts, has_dropout=dropout_p > 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.aot.case import AotCase, facts_of_rows
 from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes
 from benchmarks.kit import bert
 from bert_fast import ops
@@ -139,21 +139,9 @@ def _aot_case(
         )  # fmt: skip
         family.embedding_bwd(a, *family.embedding_fwd(a))
 
-    config = family.launch_config(hidden_size, tables, y_dtype)
-    return AotCase(
-        f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if has_vectors else 'ids'}",
-        launch,
-        {
-            "_embedding_fwd_kernel": KernelFacts(
-                config.forward.rows * hidden_size,
-                tables.itemsize + y_dtype.itemsize,
-                config.forward_programs_per_multiprocessor,
-            ),
-            "_embedding_bwd_kernel": KernelFacts(
-                config.backward.rows * hidden_size,
-                2 * tables.itemsize + y_dtype.itemsize,
-                config.backward_programs_per_multiprocessor,
-            ),
-        },
-        has_dropout=dropout_p > 0,
-    )
+    facts = facts_of_rows(
+        "embedding", family.launch_config(hidden_size, tables, y_dtype), hidden_size,
+        forward_bytes=tables.itemsize + y_dtype.itemsize, backward_bytes=2 * tables.itemsize + y_dtype.itemsize,
+    )  # fmt: skip
+    name = f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if has_vectors else 'ids'}"
+    return AotCase(name, launch, facts, has_dropout=dropout_p > 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.aot.case import AotCase, facts_of_rows
 from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes, installed
 from benchmarks.kit import bert
 from bert_fast import ops
@@ -78,13 +78,7 @@ def _aot_case(hidden_size: int, dtype: torch.dtype, parameters: torch.dtype = to
         _, mean, rstd = family.layer_norm_fwd(a)
         family.layer_norm_bwd(a, x, mean, rstd)
 
-    config = family.launch_config(hidden_size, dtype)
-    resident = config.backward_programs_per_multiprocessor
-    return AotCase(
-        f"H={hidden_size} {dtype_name(dtype)}" + (" parameters bf16" if parameters == torch.bfloat16 else ""),
-        launch,
-        {
-            "_layer_norm_fwd_kernel": KernelFacts(config.forward.rows * hidden_size, 2 * dtype.itemsize),
-            "_layer_norm_bwd_kernel": KernelFacts(config.backward.rows * hidden_size, 3 * dtype.itemsize, resident),
-        },
-    )
+    config, e = family.launch_config(hidden_size, dtype), dtype.itemsize
+    facts = facts_of_rows("layer_norm", config, hidden_size, forward_bytes=2 * e, backward_bytes=3 * e)
+    name = f"H={hidden_size} {dtype_name(dtype)}" + (" parameters bf16" if parameters == torch.bfloat16 else "")
+    return AotCase(name, launch, facts)

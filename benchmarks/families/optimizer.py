@@ -23,7 +23,6 @@ from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out
 Shapes = list[tuple[int, ...]]
 # Small steps: hundreds of them on the same gradients must leave weights that still look like weights.
 HYPER = {"adamw": Hyper(lr=1e-6), "lamb": Hyper(lr=1e-6, max_grad_norm=1.0)}
-ODD = [(301, 7), (1,), (8192,), (8193,), (77, 131)]
 COMPARED = 65_536  # elements per tensor that are compared, evenly spread; with the first and the last ones
 
 
@@ -39,17 +38,16 @@ def bert_shapes(size: bert.Size, num_layers: int) -> Shapes:
 
 def cases() -> Iterator[KernelCase]:
     """fp32 parameters, and bf16 ones with master weights, of whole models and a few layers; LAMB clips, as in use."""
-    for kind, dtype in itertools.product(HYPER, (torch.float32, torch.bfloat16)):
-        yield _case(Use.GPU, kind, "bert-base", bert_shapes(bert.BASE, 12), dtype)
-        yield _case(Use.GPU, kind, "bert-large", bert_shapes(bert.LARGE, 24), dtype)
-        yield _case(Use.SMOKE, kind, "bert-base-2-layers", bert_shapes(bert.BASE, 2), dtype)
-        yield _case(Use.SMALL, kind, "odd", ODD, dtype)
-    for kind in HYPER:
-        yield _case(Use.CPU, kind, "minilm", bert_shapes(bert.MINILM, 6), torch.float32)
-
-
-def _case(uses: Use, kind: str, size: str, shapes: Shapes, dtype: torch.dtype) -> KernelCase:
-    return KernelCase("optimizer", size, dtype, kind, partial(make, kind, shapes, dtype), uses)
+    for uses, name, shapes in (
+        (Use.GPU, "bert-base", bert_shapes(bert.BASE, 12)),
+        (Use.GPU, "bert-large", bert_shapes(bert.LARGE, 24)),
+        (Use.SMOKE, "bert-base-2-layers", bert_shapes(bert.BASE, 2)),
+        (Use.CPU, "minilm", bert_shapes(bert.MINILM, 6)),
+        (Use.SMALL, "odd", [(301, 7), (1,), (8192,), (8193,), (77, 131)]),
+    ):
+        dtypes = (torch.float32,) if uses == Use.CPU else (torch.float32, torch.bfloat16)
+        for dtype, kind in itertools.product(dtypes, HYPER):
+            yield KernelCase("optimizer", name, dtype, kind, partial(make, kind, shapes, dtype), uses)
 
 
 def make(kind: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> Problem:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks.kernels.case import KernelCase, Use
+from benchmarks.kernels.case import KernelCase, Use, installed
 from benchmarks.kernels.timing import check_case
 from benchmarks.kit.record import ROOT
 from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
@@ -78,6 +79,18 @@ def test_a_small_case_is_a_whole_case_on_a_cpu(case: KernelCase) -> None:
             several = (output, upstream) if isinstance(output, tuple) else ([output], [upstream])
             for one, gradient in zip(*several, strict=True):
                 assert (one.shape, one.dtype) == (gradient.shape, problem.fast(*problem.inputs).dtype)
+
+
+def test_contestants_are_the_libraries_that_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("a_library")
+    monkeypatch.setattr(library, "scaled", lambda x, factor: factor * x, raising=False)
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    found = installed(
+        here=("a_library:scaled", lambda f, x: f(x, 3)),
+        older=("a_library:not_yet", lambda f, x: f(x)),
+        absent=("no_such_library:scaled", lambda f, x: f(x)),
+    )
+    assert found.keys() == {"here"} and found["here"](7) == 21
 
 
 @pytest.mark.slow
