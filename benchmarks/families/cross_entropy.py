@@ -15,20 +15,20 @@ from bert_fast import ops
 from bert_fast.reference.cross_entropy import CrossEntropy
 
 _PADDED_VOCAB_SIZE = 30528  # rows are whole vectors
-_FEWEST_LABELS = round(bert.LABEL_SHARE * bert.FEWEST_TOKENS)
-_MOST_LABELS = round(bert.LABEL_SHARE * 32768)
 
 
 def cases() -> Iterator[KernelCase]:
     """Vocabularies at the counts of a pre-training step, its labels picked or not; classes of tokens; a few rows."""
-    for num_rows, num_classes in itertools.product((_MOST_LABELS, 16384), (bert.VOCAB_SIZE, _PADDED_VOCAB_SIZE)):
+    usual, fewest, most = bert.TOKENS
+    few_labels, many_labels = (round(bert.LABEL_SHARE * num_tokens) for num_tokens in (fewest, most))
+    for num_rows, num_classes in itertools.product((many_labels, usual), (bert.VOCAB_SIZE, _PADDED_VOCAB_SIZE)):
         yield _case(Use.GPU, num_rows, num_classes, torch.bfloat16)
-    yield _case(Use.GPU, 16384, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
-    yield _case(Use.GPU, 16384, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.85)
-    yield _case(Use.GPU, 32768, 9, torch.bfloat16)
-    yield _case(Use.SMOKE, _FEWEST_LABELS, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.5)
-    yield _case(Use.SMOKE, bert.FEWEST_TOKENS, 9, torch.bfloat16, ignored=0.5)
-    yield _case(Use.CPU, _FEWEST_LABELS, bert.VOCAB_SIZE, torch.float32)
+    yield _case(Use.GPU, usual, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
+    yield _case(Use.GPU, usual, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.85)
+    yield _case(Use.GPU, most, 9, torch.bfloat16)
+    yield _case(Use.SMOKE, few_labels, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.5)
+    yield _case(Use.SMOKE, fewest, 9, torch.bfloat16, ignored=0.5)
+    yield _case(Use.CPU, few_labels, bert.VOCAB_SIZE, torch.float32)
     for dtype in bert.DTYPES:  # every kernel, rows that start at any address, rows without a label
         yield _case(Use.SMALL, 5, 1003, dtype, ignored=0.5)
         yield _case(Use.SMALL, 5, 1003, dtype, smoothing=0.1)

@@ -33,10 +33,10 @@ class Use(Flag):
     """What a case is for; some are for more than one thing."""
 
     GPU = auto()  # timed on a GPU, at BERT's full shapes: `make gpu`
-    SMOKE = auto()  # at BERT-base's shapes; those of a family launch every kernel that it has: `make gpu-smoke`
+    SMOKE = auto()  # checked first on a GPU, at BERT-base's shapes; these launch every kernel: `make gpu-smoke`
     CPU = auto()  # timed on a CPU, in fp32: `make bench`
-    SMALL = auto()  # a few rows: the witness, the sanitizer, tests, what a CPU gets through in moments
-    WITNESS = auto()  # run by its PTX only, beside the small ones: `make witness`
+    SMALL = auto()  # a few rows, for tests, the sanitizer and the witness
+    WITNESS = auto()  # for the witness alone: `make witness`
 
 
 @dataclass
@@ -95,11 +95,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def full_shapes() -> Iterator[tuple[Use, int, bert.Size]]:
     """(uses, tokens, size) of BERT-base and BERT-large on a GPU; the smoke run takes the fewest tokens of BERT-base."""
     for num_tokens, size in itertools.product(bert.TOKENS, bert.SIZES):
-        yield (
-            Use.GPU | Use.SMOKE if (num_tokens, size) == (bert.FEWEST_TOKENS, bert.BASE) else Use.GPU,
-            num_tokens,
-            size,
-        )
+        is_least = (num_tokens, size) == (bert.FEWEST_TOKENS, bert.BASE)
+        yield Use.GPU | Use.SMOKE if is_least else Use.GPU, num_tokens, size
 
 
 def verified_only(verify: Callable[[], None]) -> Problem:
