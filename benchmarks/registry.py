@@ -1,11 +1,13 @@
 """THE list of benchmark cases: whole models, declared here, kernels, declared by their families, and tokenizers."""
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.aot.case import AotCase
 from benchmarks.families import family_names
-from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.case import KernelCase, Use
 
 
 @dataclass(frozen=True)
@@ -72,22 +74,23 @@ FAMILY_CASES = tuple(
 )  # fmt: skip
 
 
-def kernel_cases(size: str = "gpu", families: Iterable[str] | None = None) -> list[KernelCase]:
-    """The kernel cases of all families, or of some (a dotted name is a module from elsewhere, for tests).
+def kernel_cases(uses: Use | str, families: Iterable[str] | None = None) -> list[KernelCase]:
+    """The kernel cases for a use, or for any of several, of all families or of some.
 
-    size: "gpu" (full BERT shapes), "smoke" (one BERT-base shape, for `make gpu-smoke`), "cpu" (fp32, for `make bench`
-        without a GPU), or "small" (a few rows: sanitizer and tests; a family that has none lends the first of its full
-        cases).
+    uses: a flag, or the name of one in lower case. families: a dotted name is a module from elsewhere, for tests.
     """
-    found: list[KernelCase] = []
+    wanted = Use[uses.upper()] if isinstance(uses, str) else uses
+    return [case for _, module in _modules(families) for case in module.cases() if case.uses & wanted]
+
+
+def aot_cases(families: Iterable[str] | None = None) -> Iterator[tuple[str, AotCase]]:
+    """(family, case) of what is compiled ahead of time, of all families or of some."""
+    for name, module in _modules(families):
+        if hasattr(module, "aot_cases"):  # else other families have its kernels
+            for case in module.aot_cases():
+                yield name, case
+
+
+def _modules(families: Iterable[str] | None) -> Iterator[tuple[str, Any]]:
     for name in family_names() if families is None else families:
-        module = importlib.import_module(name if "." in name else f"benchmarks.families.{name}")
-        make: Callable[[], Iterable[KernelCase]] | None = getattr(module, _FUNCTIONS[size], None)
-        if make is not None:
-            found += make()
-        elif size == "small":
-            found += list(module.cases())[:1]
-    return found
-
-
-_FUNCTIONS = {"gpu": "cases", "smoke": "smoke_cases", "cpu": "cpu_cases", "small": "small_cases"}
+        yield name, importlib.import_module(name if "." in name else f"benchmarks.families.{name}")

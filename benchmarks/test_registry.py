@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.case import KernelCase, Use
 from benchmarks.kit import bert
 from benchmarks.models import build
 from benchmarks.models import forward_backward as models
@@ -28,15 +28,15 @@ HAS_GPU = torch.cuda.is_available()
 ROUNDS = 20 if HAS_GPU else 5
 
 
-def _kernel_parameters() -> list[Any]:
-    on_gpu = pytest.mark.skipif(not HAS_GPU, reason="full BERT shapes are timed on a CUDA or ROCm device")
-    found = {case.name: pytest.param(case, id=case.name, marks=on_gpu) for case in kernel_cases("gpu")}
-    # What a CPU gets through in moments comes last: a family without small shapes lends a full one.
-    small = [] if HAS_GPU else [*kernel_cases("cpu"), *kernel_cases("small")]
-    return list((found | {case.name: pytest.param(case, id=case.name) for case in small}).values())
+ON_A_CPU = Use.CPU | Use.SMALL
+ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="full BERT shapes are timed on a CUDA or ROCm device")
 
 
-@pytest.mark.parametrize("case", _kernel_parameters())
+def _kernel_parameter(case: KernelCase) -> Any:
+    return pytest.param(case, id=case.name, marks=() if case.uses & ON_A_CPU else ON_GPU)
+
+
+@pytest.mark.parametrize("case", map(_kernel_parameter, kernel_cases(Use.GPU if HAS_GPU else Use.GPU | ON_A_CPU)))
 def test_kernel(case: KernelCase, benchmark: Any) -> None:
     """A case that is wrong fails here and is not timed."""
     device = torch.device("cuda" if HAS_GPU else "cpu")

@@ -15,9 +15,9 @@ from unittest import mock
 
 import torch
 
-from benchmarks.kernels.case import AotCase
+from benchmarks.aot.case import AotCase, KernelFacts
 from benchmarks.kit.programs import PACKAGE, digest
-from benchmarks.registry import family_names
+from benchmarks.registry import aot_cases
 
 
 @dataclass(frozen=True)
@@ -127,23 +127,21 @@ class Configuration:
     name: str
     family: str
     launch: Launch
-    case: AotCase
+    facts: KernelFacts
 
     def row_facts(self, warp_size: int) -> dict[str, Any]:
         """What the case says and the listing cannot, as the row of a target with this warp size has it."""
-        case, kernel = self.case, self.launch.kernel.__name__
         threads = warp_size * self.launch.num_warps
-        live = case.live_elements.get(kernel)
         return {
             "num_warps": self.launch.num_warps,
-            "elements_per_thread": live / threads if live else None,
-            "bytes_per_element": case.bytes_per_element.get(kernel),
-            "resident_threads": case.resident_programs.get(kernel, 1) * threads,
-            "multiply_adds_per_element": case.multiply_adds.get(kernel),
-            "needs_warpgroup_products": kernel in case.warpgroup_products,
-            "product_tile": case.product_tiles.get(kernel),
-            "needs_bulk_copies": kernel in case.bulk_copies,
-            "is_specialized": kernel in case.specialized,
+            "elements_per_thread": self.facts.live_elements / threads if self.facts.live_elements else None,
+            "bytes_per_element": self.facts.bytes_per_element,
+            "resident_threads": self.facts.resident_programs * threads,
+            "multiply_adds_per_element": self.facts.multiply_adds,
+            "needs_warpgroup_products": self.facts.needs_warpgroup_products,
+            "product_tile": self.facts.product_tile,
+            "needs_bulk_copies": self.facts.needs_bulk_copies,
+            "is_specialized": self.facts.is_specialized,
         }
 
 
@@ -158,22 +156,22 @@ def configurations(families: Iterable[str] | None = None, target: str = "sm_90")
     found: dict[str, Configuration] = {}
     seen: set[str] = set()
     with assume_architecture(target):
-        for family in family_names() if families is None else families:
-            for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
-                with capture() as launches:
-                    case.launch()
-                for launch in launches:
-                    if launch.identity not in seen:
-                        seen.add(launch.identity)
-                        one = _configuration(family, case, launch, found)
-                        found[one.name] = one
+        for family, case in aot_cases(families):
+            with capture() as launches:
+                case.launch()
+            for launch in launches:
+                if launch.identity not in seen:
+                    seen.add(launch.identity)
+                    one = _configuration(family, case, launch, found)
+                    found[one.name] = one
     return list(found.values())
 
 
 def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, Configuration]) -> Configuration:
     function = launch.kernel.__name__
     name = f"{function.removeprefix('_').removesuffix('_kernel')} {case.name}"
-    if function in case.live_elements and case.has_dropout is not None:
+    facts = case.kernels.get(function, KernelFacts())
+    if facts.live_elements and case.has_dropout is not None:
         name += " dropout" if case.has_dropout else " plain"
     if name in taken and taken[name].family != family:
         name += f" ({family})"
@@ -181,4 +179,4 @@ def _configuration(family: str, case: AotCase, launch: Launch, taken: dict[str, 
     while unique in taken:  # one case may launch one kernel more than once
         number += 1
         unique = f"{name} #{number}"
-    return Configuration(unique, family, launch, case)
+    return Configuration(unique, family, launch, facts)

@@ -4,7 +4,7 @@ FLOPs count the products of the algorithm, 2 forward and 5 backward, over scores
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -12,13 +12,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.aot.launches import capture
-from benchmarks.kernels.attention_extras import tolerances_of, with_extras
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.aot.launches import Launch, capture
+from benchmarks.kernels.case import (
+    KernelCase,
+    Problem,
+    Use,
+    assert_gradients_close,
+    dtype_name,
+    installed,
+    verified_only,
+)
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
+from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
 SITE = 9
@@ -45,7 +55,8 @@ def mixed_lengths(text: str, num_tokens: int) -> list[int]:
         (low, a), (high, b) = next(pair for pair in itertools.pairwise(points) if share <= pair[1][0])
         return a + (b - a) * (share - low) / (high - low)
 
-    count = 1
+    mean = sum(at((i + 0.5) / 1000) for i in range(1000)) / 1000
+    count = max(1, int(0.9 * num_tokens / mean))  # fewer than are needed
     while sum(round(at((i + 0.5) / count)) for i in range(count)) < num_tokens:
         count += 1
     lengths = [round(at((i + 0.5) / count)) for i in range(count)]
@@ -61,81 +72,71 @@ def mixed_lengths(text: str, num_tokens: int) -> list[int]:
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets: BERT-base's heads with 16,384 tokens, BERT-large's with 32,768, MiniLM's; extras."""
+    """Full token budgets with heads of BERT-base, BERT-large and MiniLM; all extras; a few rows; rare calls."""
+    full = [("S128", [128] * 128), ("S512", [512] * 32), *((text, mixed_lengths(text, 16384)) for text in QUANTILES)]
     for dropout_p in (0.1, 0.0):
-        yield _full(16384, 12, 64, 128, dropout_p)
-        yield _full(16384, 12, 64, 512, dropout_p)
-        for text in QUANTILES:
-            yield _mixed(16384, 12, 64, text, dropout_p)
-        yield _full(32768, 16, 64, 512, dropout_p)
-    yield _full(16384, 12, 64, 2048, 0.1)
-    yield _full(16384, 12, 32, 128, 0.1)
-    yield _full(32768, 16, 64, 128, 0.1)
-    yield _mixed(32768, 16, 64, "squad", 0.1)
-    for relative in ("relative_key", "relative_key_query"):
-        yield with_extras((128,) * 32, 12, 64, torch.bfloat16, relative, 0.1)
-
-
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base, 4,096 tokens of varied lengths: kernels for whole heads, tiled ones, and those of all extras."""
-    for longest in (128, 512):
+        for variant, lengths in full:
+            yield _of_bert(Use.GPU, bert.BASE, variant, lengths, dropout_p)
+        yield _of_bert(Use.GPU, bert.LARGE, "S512", [512] * 64, dropout_p)
+    yield _of_bert(Use.GPU, bert.BASE, "S2048", [2048] * 8, 0.1)
+    yield _case(Use.GPU, "S128 p0.1", [128] * 128, 12, 32, torch.bfloat16, 0.1)
+    yield _of_bert(Use.GPU, bert.LARGE, "S128", [128] * 256, 0.1)
+    yield _of_bert(Use.GPU, bert.LARGE, "squad", mixed_lengths("squad", 32768), 0.1)
+    for longest, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # for whole heads, and tiled
         lengths = [longest * part // 128 for part in (128, 77, 1, 0, 100, 64, 31, 111)] * (1024 // longest)
-        for dropout_p in (0.0, 0.1):
-            yield _case(
-                f"{sum(lengths)}x12x64", f"S<={longest} p{dropout_p}", lengths, 12, 64, torch.bfloat16, dropout_p
-            )
+        yield _of_bert(Use.SMOKE, bert.BASE, f"S<={longest}", lengths, dropout_p)
     for relative in ("relative_key", "relative_key_query"):
-        yield with_extras((130, 0, 64, 270), 12, 64, torch.bfloat16, relative, 0.1)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """Short and long sequences, one of a single token and one of none; a size of head that is no power of two."""
-    for lengths, head_dim, dtype, dropout_p in (
-        ((37, 1, 0, 20), 64, torch.float32, 0.1),
-        ((150, 3), 64, torch.bfloat16, 0.1),
-        ((33, 40), 24, torch.bfloat16, 0.0),
-    ):
-        text = "+".join(map(str, lengths))
-        yield _case(f"{sum(lengths)}x2x{head_dim}", f"S{text} p{dropout_p}", lengths, 2, head_dim, dtype, dropout_p)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """4,096 slots of BERT-base, all filled and half of them."""
-    for length, dropout_p in ((128, 0.0), (128, 0.1), (512, 0.0), (512, 0.1)):
-        count = 4096 // length
+        for uses, lengths in ((Use.GPU, (128,) * 32), (Use.SMOKE, (130, 0, 64, 270))):
+            extras = AttentionCase(lengths, None, 12, 64, 0.1, bias="AQK", relative=relative)
+            yield _of(extras, uses, f"{relative} bias p0.1", torch.bfloat16, make_with_extras)
+    for length, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # all slots filled, and half of them
+        count = bert.FEWEST_TOKENS // length
         half = [max(1, round((i + 0.5) * length / count)) for i in range(count)]  # 1 token to nearly all of them
         for fill, lengths in ((1.0, [length] * count), (0.5, half)):
             yield _case(
-                f"{count}x{length}x12x64", f"fill {fill} p{dropout_p}", lengths, 12, 64, torch.float32, dropout_p,
-                padded_length=length,
-            )  # fmt: skip
+                Use.CPU, f"fill {fill} p{dropout_p}", lengths, 12, 64, torch.float32, dropout_p, padded_length=length
+            )
+    # Short and long sequences, one of a single token and one of none; a size of head that is no power of two.
+    yield _case(Use.SMALL, "S37+1+0+20 p0.1", (37, 1, 0, 20), 2, 64, torch.float32, 0.1)
+    yield _case(Use.SMALL, "S150+3 p0.1", (150, 3), 2, 64, torch.bfloat16, 0.1)
+    yield _case(Use.SMALL, "S33+40 p0.0", (33, 40), 2, 24, torch.bfloat16, 0.0)
+    for (variant, rare), dtype in itertools.product(_RARE.items(), (torch.bfloat16, torch.float32)):
+        yield _of(rare, Use.WITNESS, variant, dtype, _make_rare)
 
 
-def _full(num_tokens: int, num_heads: int, head_dim: int, length: int, dropout_p: float) -> KernelCase:
-    shape, lengths = f"{num_tokens}x{num_heads}x{head_dim}", [length] * (num_tokens // length)
-    return _case(shape, f"S{length} p{dropout_p}", lengths, num_heads, head_dim, torch.bfloat16, dropout_p)
+# What only some calls ask for.
+_RARE = {
+    "S130 causal D128 p0.1": AttentionCase((130,), num_heads=1, head_dim=128, causal=True, dropout_p=0.1),
+    "S100 causal": AttentionCase((100, 3), num_heads=1, head_dim=64, causal=True),
+    "S140 bias p0.1": AttentionCase((140, 3), num_heads=1, head_dim=64, bias="BAQK", dropout_p=0.1),
+    # Holes make several windows of distances for a tile of scores.
+    "S70 relative_key holes": AttentionCase((70, 3), num_heads=1, head_dim=64, relative="relative_key", holes=True),
+    "S70 relative_key_query holes p0.1": AttentionCase(
+        (70, 3), num_heads=1, head_dim=64, relative="relative_key_query", holes=True, dropout_p=0.1
+    ),
+    "S140 fewer keys": AttentionCase((140, 5), (3, 150), num_heads=1, head_dim=40, dropout_p=0.1),
+}
 
 
-def _mixed(num_tokens: int, num_heads: int, head_dim: int, text: str, dropout_p: float) -> KernelCase:
-    shape, lengths = f"{num_tokens}x{num_heads}x{head_dim}", mixed_lengths(text, num_tokens)
-    return _case(shape, f"{text} p{dropout_p}", lengths, num_heads, head_dim, torch.bfloat16, dropout_p)
+def _of_bert(uses: Use, size: bert.Size, variant: str, lengths: Sequence[int], dropout_p: float) -> KernelCase:
+    head_dim = size.hidden // size.heads
+    return _case(uses, f"{variant} p{dropout_p}", lengths, size.heads, head_dim, torch.bfloat16, dropout_p)
 
 
 def _case(
-    shape: str,
-    variant: str,
-    lengths: Iterable[int],
-    num_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    dropout_p: float,
-    padded_length: int | None = None,
-) -> KernelCase:
-    lengths = tuple(lengths)
+    uses: Use, variant: str, lengths: Sequence[int], num_heads: int, head_dim: int, dtype: torch.dtype,
+    dropout_p: float, padded_length: int | None = None,
+) -> KernelCase:  # fmt: skip
+    tokens = f"{len(lengths)}x{padded_length}" if padded_length else f"{sum(lengths)}"
     return KernelCase(
-        "attention", shape, dtype, variant,
-        lambda device: make(lengths, num_heads, head_dim, dtype, dropout_p, device, padded_length),
+        "attention", f"{tokens}x{num_heads}x{head_dim}", dtype, variant,
+        partial(make, tuple(lengths), num_heads, head_dim, dtype, dropout_p, padded_length=padded_length), uses,
     )  # fmt: skip
+
+
+def _of(case: AttentionCase, uses: Use, variant: str, dtype: torch.dtype, make: Callable[..., Problem]) -> KernelCase:
+    shape = f"{sum(case.lengths)}x{case.num_heads}x{case.head_dim}"
+    return KernelCase("attention", shape, dtype, variant, partial(make, case, dtype), uses)
 
 
 def make(
@@ -178,7 +179,8 @@ def make(
     eager = partial(_sdpa, batch_size=len(lengths), length=longest, mask=mask, dropout_p=dropout_p)
     peers = _padded_peers(eager, mask, device, longest)
     own_inputs = dict.fromkeys(("eager", "compiled", *peers), of_padded) if of_padded else {}
-    peers |= _packed_peers(cu_seqlens, max(lengths), dropout_p, device)
+    if device.type == "cuda":
+        peers |= _packed_peers(cu_seqlens, max(lengths), dropout_p)
 
     def verify() -> None:
         results = _results(fast, inputs, upstream)
@@ -225,35 +227,18 @@ def _padded_peers(
     return {name: partial(eager, backend=backend) for name, backend in backends.items()}
 
 
-def _packed_peers(
-    cu_seqlens: Tensor, longest: int, dropout_p: float, device: torch.device
-) -> dict[str, Callable[..., Tensor]]:
-    """Attention of packed sequences by others, where they import; only flash-attn 2 drops probabilities."""
-    peers: dict[str, Callable[..., Tensor]] = {}
-    if device.type != "cuda":
-        return peers
+def _packed_peers(cu_seqlens: Tensor, longest: int, dropout_p: float) -> dict[str, Callable[..., Tensor]]:
+    """Attention of packed sequences by others; only flash-attn 2 drops probabilities, and the others return none."""
     bounds = (cu_seqlens, cu_seqlens, longest, longest)
-    try:
-        from flash_attn import flash_attn_varlen_func
-
-        peers["flash_attn"] = lambda q, k, v: flash_attn_varlen_func(q, k, v, *bounds, dropout_p=dropout_p)
-    except ImportError:
-        pass
     if dropout_p:
-        return peers  # dropout of what the kernels below return is another function: they keep P to themselves
-    try:
-        from flash_attn_interface import flash_attn_varlen_func as flash_attn_3
-
-        peers["flash_attn_3"] = lambda q, k, v: flash_attn_3(q, k, v, *bounds)
-    except ImportError:
-        pass
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-
-        peers["varlen_attn"] = lambda q, k, v: varlen_attn(q, k, v, *bounds)
-    except ImportError:
-        pass
-    return peers
+        return installed(
+            flash_attn=("flash_attn:flash_attn_varlen_func", lambda f, *qkv: f(*qkv, *bounds, dropout_p=dropout_p))
+        )
+    return installed(
+        flash_attn=("flash_attn:flash_attn_varlen_func", lambda f, *qkv: f(*qkv, *bounds)),
+        flash_attn_3=("flash_attn_interface:flash_attn_varlen_func", lambda f, *qkv: f(*qkv, *bounds)),
+        varlen_attn=("torch.nn.attention.varlen:varlen_attn", lambda f, *qkv: f(*qkv, *bounds)),
+    )
 
 
 def _results(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], upstream: Tensor) -> tuple[Tensor, ...]:
@@ -298,6 +283,45 @@ def _explicit(
     return [[torch.cat(parts) for parts in zip(*found, strict=True)] for found in pieces]
 
 
+def tolerances_of(device: torch.device) -> str:
+    """The name under which the table of tolerances has attention's results on a device."""
+    return "triton_attention_on_gpu" if device.type == "cuda" else "attention"
+
+
+def make_with_extras(attention: AttentionCase, dtype: torch.dtype, device: torch.device) -> Problem:
+    """The case's own tensors, with gradients of the bias of each head and of the table of distances.
+
+    eager is the torch back-end, and so is what errors are held against.
+    """
+    tensors = {name: t.to(device) for name, t in attention.inputs(dtype).items()}
+    upstream = tensors.pop("dout")
+    names, inputs = tuple(tensors), tuple(t.requires_grad_() for t in tensors.values())
+
+    def fast(*given: Tensor) -> Tensor:
+        return attention.attend(None, dict(zip(names, given, strict=True)))
+
+    def eager(*given: Tensor) -> Tensor:
+        backend = "reference" if given[0].dtype == torch.float64 else "torch"
+        return attention.attend(backend, dict(zip(names, given, strict=True)))
+
+    outputs = ("out", *(f"d{name}" for name in names))
+    given, made = bert.nbytes(*inputs), upstream.nbytes
+    return Problem(
+        inputs, upstream, fast, eager,
+        verify=partial(assert_gradients_close, tolerances_of(device), outputs, fast, eager, inputs, upstream),
+        bytes_moved={"fwd": given + made, "bwd": 2 * given + 2 * made},
+    )  # fmt: skip
+
+
+def _make_rare(case: AttentionCase, dtype: torch.dtype, device: torch.device) -> Problem:
+    def verify() -> None:
+        actual, plain, truth = case.run("triton", dtype), case.plain(dtype), case.truth(dtype)
+        for name, result in actual.items():
+            assert_close_to_truth("triton_attention", name, result, plain[name], truth[name])
+
+    return verified_only(verify)
+
+
 # Kernel -> matrix products of a tile; each takes BLOCK_D multiply-adds a score.
 _PRODUCTS = {
     "_attention_fwd_short_kernel": 2,
@@ -310,7 +334,7 @@ _PRODUCTS = {
 
 def aot_cases() -> Iterator[AotCase]:
     """Kernels for whole heads and for tiles, for the heads of BERT models and the widest, as launched on a GPU."""
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    fp32, fp16, bf16 = bert.DTYPES
     kinds = [(d, bf16, "") for d in (64, 32, 16, 128, 96)] + [(64, fp16, "")] + [(d, fp32, "") for d in (64, 32, 128)]
     kinds += [(d, dtype, "causal") for d, dtype in ((64, bf16), (128, bf16), (64, fp32))]
     kinds += [(64, bf16, "bias")]
@@ -318,13 +342,10 @@ def aot_cases() -> Iterator[AotCase]:
         yield from _aot_cases(head_dim, dtype, dropout_p, feature)
         if not feature:  # as the models call it: gradients are parts of one tensor
             yield from _aot_cases(head_dim, dtype, dropout_p, is_packed=True)
-    for feature in _FEATURES:
+    for feature in ("bias", "relative_key", "relative_key_query"):
         for head_dim, dtype in ((64, bf16), (128, bf16), (64, fp32), (128, fp32)):
             if (head_dim, dtype, feature) not in kinds:
                 yield from _aot_cases(head_dim, dtype, 0.1, feature)
-
-
-_FEATURES = ("bias", "relative_key", "relative_key_query")
 
 
 def _aot_cases(
@@ -336,26 +357,23 @@ def _aot_cases(
         launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, feature, is_packed)
         with capture() as launches:  # only to see which kernels run, and with which tiles
             launch()
-        by_name = {one.kernel.__name__: one for one in launches}
-        is_short = any(name.endswith("_short_kernel") for name in by_name)
+        is_short = any(one.kernel.__name__.endswith("_short_kernel") for one in launches)
         if not is_short and max_seqlen < 512:
             continue
-        tiles = {name: (one.constants["BLOCK_M"], one.constants["BLOCK_N"]) for name, one in by_name.items()}
-        # Relative positions take products with a window of the table, whose number depends on the positions.
-        counted = {} if feature.startswith("relative") else {n: one for n, one in by_name.items() if n in _PRODUCTS}
-        yield AotCase(
-            f"S<={max_seqlen} {suffix}" if is_short else f"tiled {suffix}",
-            dropout_p > 0,
-            launch,
-            {name: tiles[name][0] * tiles[name][1] for name in counted},
-            {},
-            multiply_adds={name: _PRODUCTS[name] * one.constants["BLOCK_D"] for name, one in counted.items()},
-            warpgroup_products=frozenset(
-                name
-                for name, one in by_name.items()
-                if dtype != torch.float32 and min(tiles[name]) >= 64 and one.num_warps % 4 == 0
-            ),
-        )
+        kernels = {one.kernel.__name__: _facts(one, dtype, feature) for one in launches}
+        name = f"S<={max_seqlen} {suffix}" if is_short else f"tiled {suffix}"
+        yield AotCase(name, launch, kernels, has_dropout=dropout_p > 0)
+
+
+def _facts(launch: Launch, dtype: torch.dtype, feature: str) -> KernelFacts:
+    name, constants = launch.kernel.__name__, launch.constants
+    tile = constants["BLOCK_M"], constants["BLOCK_N"]
+    is_wide = dtype != torch.float32 and min(tile) >= 64 and launch.num_warps % 4 == 0
+    # Relative positions take products with a window of the table, whose number depends on the positions.
+    if name not in _PRODUCTS or feature.startswith("relative"):
+        return KernelFacts(needs_warpgroup_products=is_wide)
+    multiply_adds = _PRODUCTS[name] * constants["BLOCK_D"]
+    return KernelFacts(tile[0] * tile[1], multiply_adds=multiply_adds, needs_warpgroup_products=is_wide)
 
 
 def _launch(

@@ -1,58 +1,46 @@
 """Cases of cross_entropy: rows of BERT's vocabulary, padded to whole vectors and not; classes of a few numbers."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, installed
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.cross_entropy import CrossEntropy
 
-# 15 % of 32,768 tokens, and as many as a masked-LM head sees without picking rows.
-_ROWS = (4915, 16384)
-_VOCABULARIES = (30522, 30528)
-
-
-def _case(
-    num_rows: int, num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0
-) -> KernelCase:
-    variant = f"smoothing{smoothing}" if smoothing else f"ignored{ignored}" if ignored else "labelled"
-    return KernelCase(
-        "cross_entropy", f"{num_rows}x{num_classes}", dtype, variant,
-        lambda device: make(num_rows, num_classes, dtype, smoothing, ignored, device),
-    )  # fmt: skip
+_PADDED_VOCAB_SIZE = 30528  # rows are whole vectors
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16: vocabularies at the counts of a pre-training step, token and sequence classification."""
-    for num_rows in _ROWS:
-        for num_classes in _VOCABULARIES:
-            yield _case(num_rows, num_classes, torch.bfloat16)
-    yield _case(16384, 30522, torch.bfloat16, smoothing=0.1)
-    yield _case(16384, 30522, torch.bfloat16, ignored=0.85)
-    yield _case(32768, 9, torch.bfloat16)
+    """Vocabularies at the counts of a pre-training step, its labels picked or not; classes of tokens; a few rows."""
+    usual, fewest, most = bert.TOKENS
+    few_labels, many_labels = (round(bert.LABEL_SHARE * num_tokens) for num_tokens in (fewest, most))
+    for num_rows, num_classes in itertools.product((many_labels, usual), (bert.VOCAB_SIZE, _PADDED_VOCAB_SIZE)):
+        yield _case(Use.GPU, num_rows, num_classes, torch.bfloat16)
+    yield _case(Use.GPU, usual, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
+    yield _case(Use.GPU, usual, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.85)
+    yield _case(Use.GPU, most, 9, torch.bfloat16)
+    yield _case(Use.SMOKE, few_labels, bert.VOCAB_SIZE, torch.bfloat16, ignored=0.5)
+    yield _case(Use.SMOKE, fewest, 9, torch.bfloat16, ignored=0.5)
+    yield _case(Use.CPU, few_labels, bert.VOCAB_SIZE, torch.float32)
+    for dtype in bert.DTYPES:  # every kernel, rows that start at any address, rows without a label
+        yield _case(Use.SMALL, 5, 1003, dtype, ignored=0.5)
+        yield _case(Use.SMALL, 5, 1003, dtype, smoothing=0.1)
+        yield _case(Use.SMALL, 33, 9, dtype, ignored=0.5)
 
 
-def smoke_cases() -> Iterator[KernelCase]:
-    """The masked words of 4,096 tokens, and a few classes for each token."""
-    yield _case(614, 30522, torch.bfloat16, ignored=0.5)
-    yield _case(4096, 9, torch.bfloat16, ignored=0.5)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows: every kernel, rows that start at any address, rows without a label."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        yield _case(5, 1003, dtype, ignored=0.5)
-        yield _case(5, 1003, dtype, smoothing=0.1)
-        yield _case(33, 9, dtype, ignored=0.5)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A batch of 4,096 tokens: its masked words."""
-    yield _case(614, 30522, torch.float32)
+def _case(
+    uses: Use, num_rows: int, num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0
+) -> KernelCase:
+    variant = f"smoothing{smoothing}" if smoothing else f"ignored{ignored}" if ignored else "labelled"
+    make_it = partial(make, num_rows, num_classes, dtype, smoothing, ignored)
+    return KernelCase("cross_entropy", f"{num_rows}x{num_classes}", dtype, variant, make_it, uses)
 
 
 def make(
@@ -77,8 +65,13 @@ def make(
     upstream = torch.tensor(float(num_labelled), device=device)
     row, scores = num_classes * dtype.itemsize, num_labelled * num_classes * dtype.itemsize
     return Problem(
-        inputs, upstream, fast, eager, peers=_peers(smoothing),
-        verify=lambda: assert_gradients_close("cross_entropy", ("loss", "dlogits"), fast, eager, inputs, upstream),
+        inputs, upstream, fast, eager,
+        # Liger's overwrites its logits with their gradient, hence the copy.
+        peers=installed(liger=(
+            "liger_kernel.transformers.functional:liger_cross_entropy",
+            lambda f, logits, labels: f(logits.clone(), labels, label_smoothing=smoothing),
+        )),
+        verify=partial(assert_gradients_close, "cross_entropy", ("loss", "dlogits"), fast, eager, inputs, upstream),
         bytes_moved={
             # Scores and z_label once, labels twice; losses are written and read, lse is written.
             "fwd": scores + num_labelled * dtype.itemsize + num_rows * (8 + 8 + 4) + num_rows * 8 + 4,
@@ -87,25 +80,16 @@ def make(
     )  # fmt: skip
 
 
-def _peers(smoothing: float) -> dict[str, Callable[..., Any]]:
-    """Liger's cross entropy, where it imports. It overwrites its logits with their gradient, hence the copy."""
-    try:
-        from liger_kernel.transformers.functional import liger_cross_entropy
-    except ImportError:
-        return {}
-    return {"liger": lambda logits, labels: liger_cross_entropy(logits.clone(), labels, label_smoothing=smoothing)}
-
-
 def aot_cases() -> Iterator[AotCase]:
     """Two classes, and vocabularies whose rows start anywhere or at whole vectors; many share their code."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for num_classes in (2, 30522, 28996, 119547):
-            for smoothing in (0.0, 0.1):
-                yield _aot_case(num_classes, dtype, smoothing)
-        yield _aot_case(30528, dtype)
+    for dtype in bert.DTYPES:
+        for num_classes, smoothing in itertools.product((2, bert.VOCAB_SIZE, 28996, 119547), (0.0, 0.1)):
+            yield _aot_case(num_classes, dtype, smoothing)
+        yield _aot_case(_PADDED_VOCAB_SIZE, dtype)
     for num_classes in (9, 100, 384, 1000, 2000, 4000):  # wider tiles of short rows; long rows of fewer warps
         yield _aot_case(num_classes, torch.bfloat16)
-    yield _aot_case(30522, torch.bfloat16, row_stride=30528)  # cut out of a padded vocabulary; gradients are contiguous
+    # Cut out of a padded vocabulary; gradients are contiguous.
+    yield _aot_case(bert.VOCAB_SIZE, torch.bfloat16, row_stride=_PADDED_VOCAB_SIZE)
 
 
 def _aot_case(num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, row_stride: int | None = None) -> AotCase:
@@ -124,13 +108,15 @@ def _aot_case(num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, row_
     name += f" smoothing={smoothing}" if smoothing else ""
     name += f" stride={row_stride}" if row_stride else ""
     if config.is_short or num_classes <= 512:  # a score for each token of a few texts: latency, nothing to count
-        return AotCase(name, None, launch, {}, {})
-    kernels = ("_cross_entropy_fwd_kernel", "_cross_entropy_bwd_kernel")
-    steps = -(-num_classes // config.cols)
+        return AotCase(name, launch)
+    live = num_classes // -(-num_classes // config.cols)
+    # Narrow loads take more registers, and nobody counts on them.
+    resident = 1 if row_stride else family.RESIDENT_WARPS // config.num_warps
     return AotCase(
-        name, None, launch,
-        live_elements=dict.fromkeys(kernels, num_classes // steps),
-        # Narrow loads take more registers, and nobody counts on them.
-        resident_programs={} if row_stride else dict.fromkeys(kernels, family.RESIDENT_WARPS // config.num_warps),
-        bytes_per_element=dict(zip(kernels, (dtype.itemsize, 2 * dtype.itemsize), strict=True)),
-    )  # fmt: skip
+        name,
+        launch,
+        {
+            "_cross_entropy_fwd_kernel": KernelFacts(live, dtype.itemsize, resident),
+            "_cross_entropy_bwd_kernel": KernelFacts(live, 2 * dtype.itemsize, resident),
+        },
+    )

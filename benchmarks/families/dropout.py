@@ -1,12 +1,14 @@
 """Cases of dropout: the pooled sequences and tokens that heads drop from."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.kernels.case import KernelCase, Problem, Use, dtype_name
 from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_fwd
@@ -16,32 +18,18 @@ _P, _SITE = 0.1, 6
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16: a batch's first tokens, and all of its tokens."""
-    for num_tokens in (32, 4096, 16384):
-        yield _case(num_tokens, 768, torch.bfloat16)
+    """A batch's first tokens, and all of its tokens; a few rows of an odd width, and of BERT's."""
+    base = bert.BASE.hidden
+    for uses, num_tokens in ((Use.GPU, 32), (Use.GPU | Use.SMOKE, bert.FEWEST_TOKENS), (Use.GPU, bert.TOKENS[0])):
+        yield _case(uses, num_tokens, base, torch.bfloat16)
+    yield _case(Use.CPU, bert.FEWEST_TOKENS, base, torch.float32)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 101, torch.float32)
+    yield _case(Use.SMALL, bert.FEW_ROWS, base, torch.bfloat16)
 
 
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base."""
-    yield _case(4096, 768, torch.bfloat16)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows: a width that is no multiple of anything, and BERT's."""
-    yield _case(37, 101, torch.float32)
-    yield _case(37, 768, torch.bfloat16)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base."""
-    yield _case(bert.CPU_TOKENS, 768, torch.float32)
-
-
-def _case(num_tokens: int, hidden_size: int, dtype: torch.dtype) -> KernelCase:
-    return KernelCase(
-        "dropout", f"{num_tokens}x{hidden_size}", dtype, f"p{_P}",
-        lambda device: make(num_tokens, hidden_size, dtype, device),
-    )  # fmt: skip
+def _case(uses: Use, num_tokens: int, hidden_size: int, dtype: torch.dtype) -> KernelCase:
+    make_it = partial(make, num_tokens, hidden_size, dtype)
+    return KernelCase("dropout", f"{num_tokens}x{hidden_size}", dtype, f"p{_P}", make_it, uses)
 
 
 def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> Problem:
@@ -56,7 +44,7 @@ def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.de
         return ops.dropout(x, _P, seed=seed, coords=coords, site=_SITE)
 
     def verify() -> None:
-        """What the reference makes of them on the CPU, in every bit; PyTorch's own masks are others."""
+        """What the reference makes of them on the Use.CPU, in every bit; PyTorch's own masks are others."""
         y = fast(x)
         (dx,) = torch.autograd.grad(y, x, upstream)
         for name, actual, given in (("y", y, x), ("dx", dx, upstream)):
@@ -71,15 +59,17 @@ def make(num_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.de
 
 def aot_cases() -> Iterator[AotCase]:
     """BERT's widths."""
+    for dtype in bert.DTYPES:
+        yield _aot_case(bert.BASE.hidden, dtype)
+    yield _aot_case(bert.LARGE.hidden, torch.bfloat16)
+
+
+def _aot_case(hidden_size: int, dtype: torch.dtype) -> AotCase:
     from bert_fast.triton import dropout as family
 
-    shapes = [(768, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
-    for hidden_size, dtype in [*shapes, (1024, torch.bfloat16)]:
+    def launch() -> None:
+        x, coords = torch.zeros(64, hidden_size, dtype=dtype), torch.zeros(64, 2, dtype=torch.int32)
+        family.dropout_fwd(x, _P, torch.zeros(1, dtype=torch.int64), coords, _SITE)
 
-        def launch(h: int = hidden_size, dtype: torch.dtype = dtype) -> None:
-            x, coords = torch.zeros(64, h, dtype=dtype), torch.zeros(64, 2, dtype=torch.int32)
-            family.dropout_fwd(x, _P, torch.zeros(1, dtype=torch.int64), coords, _SITE)
-
-        live = {"_dropout_kernel": 8 * 32 * 16 // dtype.itemsize}
-        name = f"H={hidden_size} {dtype_name(dtype)}"
-        yield AotCase(name, None, launch, live, {}, {"_dropout_kernel": 2 * dtype.itemsize})
+    facts = KernelFacts(8 * 32 * 16 // dtype.itemsize, 2 * dtype.itemsize)
+    return AotCase(f"H={hidden_size} {dtype_name(dtype)}", launch, {"_dropout_kernel": facts})

@@ -1,12 +1,17 @@
 """Cases of dropout_add_layer_norm: BERT's token counts and widths, with and without dropout."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.aot.case import AotCase, facts_of_rows
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes, installed
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, DropoutAddLayerNorm
@@ -15,36 +20,25 @@ EPS = 1e-12
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets, and once with weights that make forward keep its sum h."""
-    shapes = [(t, h, p, False) for t in (4096, 16384, 32768) for h in (768, 1024) for p in (0.0, 0.1)]
-    for num_tokens, hidden_size, dropout_p, keeps_h in [*shapes, (16384, 768, 0.1, True)]:
-        yield _case(num_tokens, hidden_size, torch.bfloat16, dropout_p, keeps_h)
+    """BERT's token counts and widths, also with weights that make forward keep its sum h; a few rows."""
+    base = bert.BASE.hidden
+    for (uses, num_tokens, size), dropout_p in itertools.product(full_shapes(), (0.0, 0.1)):
+        yield _case(uses, num_tokens, size.hidden, torch.bfloat16, dropout_p)
+    yield _case(Use.GPU, bert.TOKENS[0], base, torch.bfloat16, 0.1, keeps_h=True)
+    yield _case(Use.SMOKE, bert.FEWEST_TOKENS, base, torch.bfloat16, 0.1, keeps_h=True)
+    yield _case(Use.CPU, bert.FEWEST_TOKENS, base, torch.float32, 0.1)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 100, torch.float32, 0.1)  # a width that is no power of two
+    yield _case(Use.SMALL, bert.FEW_ROWS, base, torch.bfloat16, 0.0)
+    yield _case(Use.SMALL, bert.FEW_ROWS, base, torch.bfloat16, 0.1, keeps_h=True)
 
 
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base; both things that forward may keep."""
-    yield _case(4096, 768, torch.bfloat16, 0.0)
-    yield _case(4096, 768, torch.bfloat16, 0.1)
-    yield _case(4096, 768, torch.bfloat16, 0.1, keeps_h=True)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows: a width that is no power of two, and BERT's; both things that forward may keep."""
-    yield _case(37, 100, torch.float32, 0.1)
-    yield _case(37, 768, torch.bfloat16, 0.0)
-    yield _case(37, 768, torch.bfloat16, 0.1, keeps_h=True)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base."""
-    yield _case(4096, 768, torch.float32, 0.1)
-
-
-def _case(num_tokens: int, hidden_size: int, dtype: torch.dtype, dropout_p: float, keeps_h: bool = False) -> KernelCase:
+def _case(
+    uses: Use, num_tokens: int, hidden_size: int, dtype: torch.dtype, dropout_p: float, keeps_h: bool = False
+) -> KernelCase:
     return KernelCase(
         "dropout_add_layer_norm", f"{num_tokens}x{hidden_size}", dtype,
         f"p{dropout_p}" + (" weight 0" if keeps_h else ""),
-        lambda device: make(num_tokens, hidden_size, dtype, dropout_p, device, keeps_h=keeps_h),
+        partial(make, num_tokens, hidden_size, dtype, dropout_p, keeps_h=keeps_h), uses,
     )  # fmt: skip
 
 
@@ -86,10 +80,15 @@ def make(
         names = ("y", "dx", "dresidual", "dx_bias", "dweight", "dbias")
         assert_gradients_close("dropout_add_layer_norm", names, fast, same_mask, inputs, upstream)
 
+    def flash_attn(f: Any, x: Tensor, residual: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """All but the bias is fused."""
+        return f(x + x_bias, weight, bias, residual=residual, eps=EPS, dropout_p=dropout_p)
+
     inputs = (x, residual, x_bias, weight, bias)
     tile, mask_bytes = x.nbytes, coords.nbytes if dropout_p else 0
     return Problem(
-        inputs, upstream, fast, eager, verify=verify, peers=_peers(dropout_p),
+        inputs, upstream, fast, eager, verify=verify,
+        peers=installed(flash_attn=("flash_attn.ops.triton.layer_norm:layer_norm_fn", flash_attn)),
         bytes_moved={
             "fwd": (4 if keeps_h else 3) * tile + 8 * num_tokens + mask_bytes,
             "bwd": (4 if dropout_p else 3) * tile + (8 if keeps_h else 4) * num_tokens + mask_bytes,
@@ -97,70 +96,44 @@ def make(
     )  # fmt: skip
 
 
-def _peers(dropout_p: float) -> dict[str, Callable[..., Tensor]]:
-    """Other libraries' fusion of all but the bias, where they import."""
-    peers: dict[str, Callable[..., Tensor]] = {}
-    try:
-        from flash_attn.ops.triton.layer_norm import layer_norm_fn
-    except ImportError:
-        return peers
-
-    def flash_attn(x: Tensor, residual: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return layer_norm_fn(x + x_bias, weight, bias, residual=residual, eps=EPS, dropout_p=dropout_p)
-
-    peers["flash_attn"] = flash_attn
-    return peers
-
-
 def aot_cases() -> Iterator[AotCase]:
-    """Every launch configuration of BERT's widths, and of the widest rows, as the op launches them on a GPU."""
+    """Every launch configuration of BERT's widths and of the widest rows, alone and as a whole layer launches them.
+
+    Parameters are mostly in fp32, as under autocast.
+    """
+    yield from _aot_cases(itertools.product(bert.HIDDEN_SIZES, bert.DTYPES))
+    yield from _aot_cases([(bert.BASE.hidden, torch.bfloat16)], torch.bfloat16)
+    yield from _aot_cases(itertools.product(bert.WIDEST, (torch.float32, torch.bfloat16)))
+    yield from _aot_cases(itertools.product(bert.HIDDEN_SIZES, (torch.float16, torch.bfloat16)), saves=AGAIN)
+    yield from _aot_cases([(bert.BASE.hidden, torch.bfloat16)], torch.bfloat16, AGAIN)
+
+
+def _aot_cases(
+    shapes: Iterable[tuple[int, torch.dtype]], parameters: torch.dtype = torch.float32, saves: str = "device"
+) -> Iterator[AotCase]:
+    for (hidden_size, dtype), dropout_p in itertools.product(shapes, (0.0, 0.1)):
+        yield _aot_case(hidden_size, dtype, parameters, saves, dropout_p)
+
+
+def _aot_case(hidden_size: int, dtype: torch.dtype, parameters: torch.dtype, saves: str, dropout_p: float) -> AotCase:
     from bert_fast.triton import dropout_add_layer_norm as family
     from bert_fast.triton._launch import architecture
 
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    # Parameters are mostly in fp32, as under autocast.
-    shapes = [(h, dtype, fp32, "device") for h in (384, 768, 1024) for dtype in (fp32, fp16, bf16)]
-    shapes += [(768, bf16, bf16, "device")]
-    shapes += [(h, dtype, fp32, "device") for h in (2048, 4096, 8192) for dtype in (fp32, bf16)]
-    # As a whole layer launches them.
-    shapes += [(h, dtype, fp32, AGAIN) for h in (384, 768, 1024) for dtype in (fp16, bf16)]
-    shapes += [(768, bf16, bf16, AGAIN)]
-    num_tokens = 64
-    seed = torch.zeros(1, dtype=torch.int64)
-    coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
-    for hidden_size, dtype, parameter_dtype, saves in shapes:
-        config = family.launch_config(hidden_size, dtype, architecture(seed.device))
-        for p in (0.0, 0.1):
+    def launch() -> None:
+        x, weight = torch.zeros(64, hidden_size, dtype=dtype), torch.zeros(hidden_size, dtype=parameters)
+        drawn = torch.zeros(1, dtype=torch.int64), torch.zeros(64, 2, dtype=torch.int32)  # seed and coords
+        masks = (dropout_p, *(drawn if dropout_p else (None, None)), 1)
+        a = DropoutAddLayerNorm(x, x, weight, weight, weight, EPS, *masks, saves)
+        y, h_kept, mean, rstd = family.dropout_add_layer_norm_fwd(a)
+        family.dropout_add_layer_norm_bwd(a, x, y, x if saves == AGAIN else h_kept, mean, rstd)
 
-            def launch(
-                h: int = hidden_size,
-                dtype: torch.dtype = dtype,
-                parameters: torch.dtype = parameter_dtype,
-                p: float = p,
-                saves: str = saves,
-            ) -> None:
-                x, weight = torch.zeros(num_tokens, h, dtype=dtype), torch.zeros(h, dtype=parameters)
-                masks = (p, seed, coords, 1) if p else (p, None, None, 1)
-                a = DropoutAddLayerNorm(x, x, weight, weight, weight, EPS, *masks, saves)
-                y, h_kept, mean, rstd = family.dropout_add_layer_norm_fwd(a)
-                family.dropout_add_layer_norm_bwd(a, x, y, x if saves == AGAIN else h_kept, mean, rstd)
-
-            yield AotCase(
-                f"H={hidden_size} {dtype_name(dtype)}"
-                + (" parameters bf16" if parameter_dtype == bf16 else "")
-                + (" in a layer" if saves == AGAIN else ""),
-                p > 0,
-                launch,
-                {
-                    "_dropout_add_layer_norm_fwd_kernel": config.forward.rows * hidden_size,
-                    "_dropout_add_layer_norm_bwd_kernel": config.backward.rows * hidden_size,
-                },
-                {
-                    "_dropout_add_layer_norm_fwd_kernel": config.forward_programs_per_multiprocessor,
-                    "_dropout_add_layer_norm_bwd_kernel": config.backward_programs_per_multiprocessor,
-                },
-                {
-                    "_dropout_add_layer_norm_fwd_kernel": (4 if config.keeps_h else 3) * dtype.itemsize,
-                    "_dropout_add_layer_norm_bwd_kernel": (4 if p else 3) * dtype.itemsize,
-                },
-            )
+    config = family.launch_config(hidden_size, dtype, architecture(Tensor().device))
+    facts = facts_of_rows(
+        "dropout_add_layer_norm", config, hidden_size,
+        forward_bytes=(4 if config.keeps_h else 3) * dtype.itemsize,
+        backward_bytes=(4 if dropout_p else 3) * dtype.itemsize,
+    )  # fmt: skip
+    name = f"H={hidden_size} {dtype_name(dtype)}"
+    name += " parameters bf16" if parameters == torch.bfloat16 else ""
+    name += " in a layer" if saves == AGAIN else ""
+    return AotCase(name, launch, facts, has_dropout=dropout_p > 0)

@@ -1,51 +1,42 @@
 """Cases of embedding: a vocabulary of BERT's size, words as frequent as in text, with and without dropout."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.aot.case import AotCase, facts_of_rows
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.dropout import dropout_scale, keep_mask
 from bert_fast.reference.embedding import Embedding
 
 EPS = 1e-12
-NUM_WORDS, LENGTH, NUM_TYPES, PADDING_IDX = 30522, 512, 2, 0
+NUM_WORDS, LENGTH, NUM_TYPES, PADDING_IDX = bert.VOCAB_SIZE, 512, 2, 0
 _AOT_WORDS = 5000  # a table that counts as large, and less to allocate
 
 
 def cases() -> Iterator[KernelCase]:
-    """Full token budgets: bf16 tables, and fp32 tables under autocast to bf16."""
-    for num_tokens in (4096, 16384, 32768):
-        for hidden_size in (768, 1024):
-            for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
-                yield _case(num_tokens, hidden_size, tables, torch.bfloat16, dropout_p)
+    """BERT's token counts and widths: bf16 tables, and fp32 tables under autocast to bf16; a few tokens."""
+    kinds = ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32))
+    for (uses, num_tokens, size), (dropout_p, tables) in itertools.product(full_shapes(), kinds):
+        yield _case(uses, num_tokens, size.hidden, tables, torch.bfloat16, dropout_p)
+    yield _case(Use.CPU, bert.FEWEST_TOKENS, bert.BASE.hidden, torch.float32, torch.float32, 0.1)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 100, torch.float32, torch.float32, 0.1)  # a width that is no power of two
+    yield _case(Use.SMALL, 100, bert.BASE.hidden, torch.float32, torch.bfloat16, 0.1)
 
 
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base."""
-    for dropout_p, tables in ((0.0, torch.bfloat16), (0.1, torch.bfloat16), (0.1, torch.float32)):
-        yield _case(4096, 768, tables, torch.bfloat16, dropout_p)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few tokens: a width that is no power of two, and BERT's."""
-    yield _case(37, 100, torch.float32, torch.float32, 0.1)
-    yield _case(100, 768, torch.float32, torch.bfloat16, 0.1)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base."""
-    yield _case(4096, 768, torch.float32, torch.float32, 0.1)
-
-
-def _case(num_tokens: int, hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float) -> KernelCase:
+def _case(
+    uses: Use, num_tokens: int, hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float
+) -> KernelCase:
     return KernelCase(
         "embedding", f"{num_tokens}x{hidden_size}", y_dtype,
         f"p{dropout_p}" + ("" if tables == y_dtype else f"-{dtype_name(tables)}-tables"),
-        lambda device: make(num_tokens, hidden_size, tables, y_dtype, dropout_p, device),
+        partial(make, num_tokens, hidden_size, tables, y_dtype, dropout_p), uses,
     )  # fmt: skip
 
 
@@ -117,67 +108,40 @@ def make(
     )  # fmt: skip
 
 
-def _launch(
-    hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, dropout_p: float, *, vectors: bool
-) -> Callable[[], None]:
-    """One forward and one backward call; vectors: in place of ids, and neither token types nor positions."""
+def aot_cases() -> Iterator[AotCase]:
+    """Every launch configuration of BERT's widths, and the widest: tables by output, ids and vectors."""
+    fp32, fp16, bf16 = bert.DTYPES
+    pairs = ((fp32, fp32), (fp32, fp16), (fp32, bf16), (bf16, bf16))
+    shapes = [(size, *pair, False) for size in bert.HIDDEN_SIZES for pair in pairs]
+    shapes += [(size, dtype, dtype, False) for size in bert.WIDEST for dtype in (bf16, fp32)]
+    shapes += [(bert.BASE.hidden, tables, bf16, True) for tables in (bf16, fp32)]
+    for shape, dropout_p in itertools.product(shapes, (0.0, 0.1)):
+        yield _aot_case(*shape, dropout_p)
+
+
+def _aot_case(
+    hidden_size: int, tables: torch.dtype, y_dtype: torch.dtype, has_vectors: bool, dropout_p: float
+) -> AotCase:
+    """One forward and one backward call; has_vectors: in place of ids, and neither token types nor positions."""
+    from bert_fast.triton import embedding as family
 
     def launch() -> None:
-        from bert_fast.triton import embedding as family
-
-        num_tokens = 64
-        ids = torch.zeros(num_tokens, dtype=torch.int64)
-        coords = torch.zeros(num_tokens, 2, dtype=torch.int32)
+        ids, coords = torch.zeros(64, dtype=torch.int64), torch.zeros(64, 2, dtype=torch.int32)
         word_table, position_table, type_table = (
             torch.empty(rows, hidden_size, dtype=tables) for rows in (_AOT_WORDS, LENGTH, NUM_TYPES)
         )
+        vectors = torch.zeros(64, hidden_size, dtype=tables), None, None, None, None
         parameter = torch.zeros(hidden_size)  # in fp32, as under autocast
-        mask = (dropout_p, torch.zeros(1, dtype=torch.int64), coords, 1) if dropout_p else (0.0, None, None, 1)
         a = Embedding(
-            torch.zeros(num_tokens, hidden_size, dtype=tables) if vectors else ids,
-            None if vectors else ids,
-            None if vectors else coords[:, 1],
-            None if vectors else word_table,
-            None if vectors else position_table,
-            type_table,
-            PADDING_IDX,
-            parameter,
-            parameter,
-            EPS,
-            *mask,
-            y_dtype,
-        )
+            *(vectors if has_vectors else (ids, ids, coords[:, 1], word_table, position_table)),
+            type_table, PADDING_IDX, parameter, parameter, EPS, dropout_p,
+            *((torch.zeros(1, dtype=torch.int64), coords) if dropout_p else (None, None)), 1, y_dtype,
+        )  # fmt: skip
         family.embedding_bwd(a, *family.embedding_fwd(a))
 
-    return launch
-
-
-def aot_cases() -> Iterator[AotCase]:
-    """Every launch configuration of BERT's widths, and the widest: tables by output, ids and vectors."""
-    from bert_fast.triton import embedding as family
-
-    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-    pairs = ((fp32, fp32), (fp32, fp16), (fp32, bf16), (bf16, bf16))
-    configurations = [(size, *pair, False) for size in (384, 768, 1024) for pair in pairs]
-    configurations += [(size, dtype, dtype, False) for size in (2048, 4096, 8192) for dtype in (bf16, fp32)]
-    configurations += [(768, tables, bf16, True) for tables in (bf16, fp32)]
-    for hidden_size, tables, y_dtype, vectors in configurations:
-        config = family.launch_config(hidden_size, tables, y_dtype)
-        for dropout_p in (0.0, 0.1):
-            yield AotCase(
-                f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if vectors else 'ids'}",
-                dropout_p > 0,
-                _launch(hidden_size, tables, y_dtype, dropout_p, vectors=vectors),
-                {
-                    "_embedding_fwd_kernel": config.forward.rows * hidden_size,
-                    "_embedding_bwd_kernel": config.backward.rows * hidden_size,
-                },
-                {
-                    "_embedding_fwd_kernel": config.forward_programs_per_multiprocessor,
-                    "_embedding_bwd_kernel": config.backward_programs_per_multiprocessor,
-                },
-                {
-                    "_embedding_fwd_kernel": tables.itemsize + y_dtype.itemsize,
-                    "_embedding_bwd_kernel": 2 * tables.itemsize + y_dtype.itemsize,
-                },
-            )
+    facts = facts_of_rows(
+        "embedding", family.launch_config(hidden_size, tables, y_dtype), hidden_size,
+        forward_bytes=tables.itemsize + y_dtype.itemsize, backward_bytes=2 * tables.itemsize + y_dtype.itemsize,
+    )  # fmt: skip
+    name = f"H={hidden_size} {dtype_name(y_dtype)} of {dtype_name(tables)} {'vectors' if has_vectors else 'ids'}"
+    return AotCase(name, launch, facts, has_dropout=dropout_p > 0)

@@ -1,6 +1,8 @@
 """Cases of encoder_layer: a whole layer, forward and backward, on sequences of one length."""
 
+import itertools
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, full_shapes
 from benchmarks.kit import bert
 from bert_fast.modules.call import Call
 from bert_fast.modules.layer import BertLayer
@@ -16,43 +19,28 @@ from bert_fast.ops import Packing
 from bert_fast.reference.dropout_add_layer_norm import AGAIN
 from bert_fast.reference.encoder_layer import EncoderLayer, Saved
 
-_HALF = (torch.float16, torch.bfloat16)
-
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets, base and large."""
-    for num_tokens in bert.TOKENS:
-        for size in bert.SIZES:
-            yield _case(num_tokens, 128, size, torch.bfloat16, 0.1)
-
-
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base; also with inputs of LayerNorms that backward has to compute again."""
-    for dropout_p in (0.0, 0.1):
-        yield _case(4096, 128, bert.BASE, torch.bfloat16, dropout_p)
-    yield _case(4096, 128, bert.BASE, torch.bfloat16, 0.1, hides_inputs=True)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows; also with inputs of LayerNorms that backward has to compute again."""
+    """BERT's token counts and widths; also with inputs of LayerNorms that backward has to compute again; a few rows."""
+    for uses, num_tokens, size in full_shapes():
+        yield _case(uses, num_tokens, 128, size, torch.bfloat16, 0.1)
+    yield _case(Use.SMOKE, bert.FEWEST_TOKENS, 128, bert.BASE, torch.bfloat16, 0.0)
+    yield _case(Use.SMOKE, bert.FEWEST_TOKENS, 128, bert.BASE, torch.bfloat16, 0.1, hides_inputs=True)
+    yield _case(Use.CPU, bert.FEWEST_TOKENS, 128, bert.BASE, torch.float32, 0.1)
+    yield _case(Use.CPU, 1, 1, bert.TINY, torch.float32, 0.0)
     for dtype in (torch.float32, torch.bfloat16):
-        yield _case(36, 12, bert.TINY, dtype, 0.1)
-    yield _case(36, 12, bert.TINY, torch.bfloat16, 0.1, hides_inputs=True)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base, and one token."""
-    yield _case(bert.CPU_TOKENS, 128, bert.BASE, torch.float32, 0.1)
-    yield _case(1, 1, bert.TINY, torch.float32, 0.0)
+        yield _case(Use.SMALL, 36, 12, bert.TINY, dtype, 0.1)
+    yield _case(Use.SMALL, 36, 12, bert.TINY, torch.bfloat16, 0.1, hides_inputs=True)
 
 
 def _case(
-    num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float, hides_inputs: bool = False
-) -> KernelCase:
+    uses: Use, num_tokens: int, length: int, size: bert.Size, dtype: torch.dtype, dropout_p: float,
+    hides_inputs: bool = False,
+) -> KernelCase:  # fmt: skip
     return KernelCase(
         "encoder_layer", f"{num_tokens // length}x{length}x{size.hidden}", dtype,
         f"p{dropout_p}" + (" weight 0" if hides_inputs else ""),
-        lambda device: make(num_tokens, length, size, dtype, dropout_p, device, hides_inputs=hides_inputs),
+        partial(make, num_tokens, length, size, dtype, dropout_p, hides_inputs=hides_inputs), uses,
     )  # fmt: skip
 
 
@@ -136,41 +124,35 @@ def aot_cases() -> Iterator[AotCase]:
 
     The sums of gradients of biases and LayerNorms, and inputs of LayerNorms computed again.
     """
+    fp32, fp16, bf16 = bert.DTYPES
+    sizes = (bert.MINILM, *bert.SIZES)
+    for size, dtype in itertools.product(sizes, (fp32, bf16)):
+        name = f"layer H={size.hidden}" + (" parameters bf16" if dtype == bf16 else " fp32")
+        yield AotCase(name, partial(_launch_sums, size, dtype))
+    shapes = [*itertools.product(sizes, (fp16, bf16), [fp32]), (bert.BASE, bf16, bf16)]
+    for (size, dtype, parameters), dropout_p in itertools.product(shapes, (0.0, 0.1)):
+        yield _norm_inputs(size, dtype, parameters, dropout_p)
+
+
+def _launch_sums(size: bert.Size, dtype: torch.dtype) -> None:
     from bert_fast.triton._column_sums import column_sums, launched_together, row_sums
 
-    for size in (bert.MINILM, *bert.SIZES):
-        for dtype in (torch.float32, torch.bfloat16):
-
-            def launch(size: bert.Size = size, dtype: torch.dtype = dtype) -> None:
-                with launched_together():
-                    for num_sums, num_cols in ((3, size.hidden), (1, size.intermediate), (3, size.hidden)):
-                        column_sums(torch.zeros(2, num_sums, num_cols), dtype)
-                    row_sums(torch.zeros(64, 3 * size.hidden, dtype=dtype), dtype)
-
-            name = f"layer H={size.hidden}" + (" parameters bf16" if dtype == torch.bfloat16 else " fp32")
-            yield AotCase(name, None, launch, {}, {})
-    yield from _norm_inputs()
+    with launched_together():
+        for num_sums, num_cols in ((3, size.hidden), (1, size.intermediate), (3, size.hidden)):
+            column_sums(torch.zeros(2, num_sums, num_cols), dtype)
+        row_sums(torch.zeros(64, 3 * size.hidden, dtype=dtype), dtype)
 
 
-def _norm_inputs() -> Iterator[AotCase]:
+def _norm_inputs(size: bert.Size, dtype: torch.dtype, parameters: torch.dtype, dropout_p: float) -> AotCase:
     from bert_fast.triton import _norm_inputs as family
 
-    shapes = [(size, dtype, torch.float32) for size in (bert.MINILM, *bert.SIZES) for dtype in _HALF]
-    for size, dtype, parameters in [*shapes, (bert.BASE, torch.bfloat16, torch.bfloat16)]:
-        for p in (0.0, 0.1):
+    name = f"H={size.hidden} {dtype_name(dtype)}" + (" parameters bf16" if parameters == torch.bfloat16 else "")
+    facts = KernelFacts(family._BLOCK_M * family._BLOCK_N, resident_programs=family.PROGRAMS)
 
-            def launch(
-                size: bert.Size = size, dtype: torch.dtype = dtype, parameters: torch.dtype = parameters, p: float = p
-            ) -> None:
-                a, saved = _computed_again(size, dtype, parameters, p)
-                family.norm_inputs(a, saved, True)
+    def launch() -> None:
+        family.norm_inputs(*_computed_again(size, dtype, parameters, dropout_p), True)
 
-            name = f"H={size.hidden} {dtype_name(dtype)}"
-            tile = family._BLOCK_M * family._BLOCK_N
-            yield AotCase(
-                name + (" parameters bf16" if parameters == torch.bfloat16 else ""), p > 0, launch,
-                {"_norm_inputs_kernel": tile}, {"_norm_inputs_kernel": family.PROGRAMS},
-            )  # fmt: skip
+    return AotCase(name, launch, {"_norm_inputs_kernel": facts}, has_dropout=dropout_p > 0)
 
 
 def _computed_again(

@@ -3,13 +3,17 @@
 bert_fast, and Liger, make gradients in forward, so forward and backward are timed together.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, dtype_name, installed
 from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.linear_cross_entropy import GRADIENTS, LinearCrossEntropy
@@ -19,44 +23,33 @@ _MOST_FULL_POSITIONS_ON_CPU = 1024  # beyond, logits at every position take seco
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16, 15 % of full token budgets, base and large; label smoothing at the size that goals are set for."""
-    for num_tokens in bert.TOKENS:
-        for size in bert.SIZES:
-            yield _case(num_tokens, size.hidden, bert.VOCAB_SIZE, torch.bfloat16)
-    yield _case(bert.TOKENS[0], bert.BASE.hidden, bert.VOCAB_SIZE, torch.bfloat16, smoothing=0.1)
-
-
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base: rows for one product of logits, and for several, whose gradients are summed up by `addmm`."""
-    for num_tokens in (4096, 16384):
-        yield _case(num_tokens, bert.BASE.hidden, bert.VOCAB_SIZE, torch.bfloat16)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows: a vocabulary that is no multiple of anything, label smoothing, rows without a label."""
-    yield _case(80, 41, 1003, torch.float32)
-    yield _case(80, 41, 1003, torch.float32, smoothing=0.1)
-    yield _case(80, 40, 1003, torch.float16, ignored=0.5)
-    yield _case(80, 64, 1024, torch.bfloat16)
-    yield _case(80, 41, 1003, torch.float32, num_groups=7)
-    yield _case(80, 64, 1024, torch.bfloat16, num_groups=7)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base; a fourth of one of MiniLM, few enough tokens for every position's logits."""
-    yield _case(bert.CPU_TOKENS, bert.BASE.hidden, bert.VOCAB_SIZE, torch.float32)
-    yield _case(_MOST_FULL_POSITIONS_ON_CPU, bert.MINILM.hidden, bert.VOCAB_SIZE, torch.float32)
+    """BERT's token counts and widths; label smoothing at the size that goals are set for; a few rows."""
+    base, words = bert.BASE.hidden, bert.VOCAB_SIZE
+    for num_tokens, size in itertools.product(bert.TOKENS, bert.SIZES):
+        # Rows for one product of logits, and for several, whose gradients are summed up by `addmm`.
+        is_smoke = size is bert.BASE and num_tokens <= 16384
+        yield _case(Use.GPU | Use.SMOKE if is_smoke else Use.GPU, num_tokens, size.hidden, words, torch.bfloat16)
+    yield _case(Use.GPU, bert.TOKENS[0], base, words, torch.bfloat16, smoothing=0.1)
+    yield _case(Use.CPU, bert.FEWEST_TOKENS, base, words, torch.float32)
+    yield _case(Use.CPU, _MOST_FULL_POSITIONS_ON_CPU, bert.MINILM.hidden, words, torch.float32)
+    # A vocabulary that is no multiple of anything, label smoothing, rows without a label, groups.
+    yield _case(Use.SMALL, 80, 41, 1003, torch.float32)
+    yield _case(Use.SMALL, 80, 41, 1003, torch.float32, smoothing=0.1)
+    yield _case(Use.SMALL, 80, 40, 1003, torch.float16, ignored=0.5)
+    yield _case(Use.SMALL, 80, 64, 1024, torch.bfloat16)
+    yield _case(Use.SMALL, 80, 41, 1003, torch.float32, num_groups=7)
+    yield _case(Use.SMALL, 80, 64, 1024, torch.bfloat16, num_groups=7)
 
 
 def _case(
-    num_tokens: int, hidden: int, vocab_size: int, dtype: torch.dtype, smoothing: float = 0.0, ignored: float = 0.0,
-    num_groups: int = 0,
+    uses: Use, num_tokens: int, hidden: int, vocab_size: int, dtype: torch.dtype, smoothing: float = 0.0,
+    ignored: float = 0.0, num_groups: int = 0,
 ) -> KernelCase:  # fmt: skip
     variant = f"smoothing{smoothing}" if smoothing else f"ignored{ignored}" if ignored else "labelled"
     variant = f"groups{num_groups}" if num_groups else variant
     return KernelCase(
         "linear_cross_entropy", f"{num_tokens}x{hidden}x{vocab_size}", dtype, variant,
-        lambda device: make(num_tokens, hidden, vocab_size, dtype, smoothing, ignored, device, num_groups),
+        partial(make, num_tokens, hidden, vocab_size, dtype, smoothing, ignored, num_groups=num_groups), uses,
     )  # fmt: skip
 
 
@@ -110,7 +103,10 @@ def make(
         names = tuple(name + suffix for name in ("loss", "dx", "dweight", "dbias"))
         assert_gradients_close(op, names, fast, eager, inputs, num_labelled)
 
-    peers = {} if num_groups else _peers(device, smoothing)  # others know no groups
+    peers = {}  # others know no groups
+    if not num_groups and device.type == "cuda":
+        liger = "liger_kernel.transformers.fused_linear_cross_entropy:LigerFusedLinearCrossEntropyLoss"
+        peers |= installed(liger=(liger, partial(_liger, smoothing)))
     if not num_groups and (device.type != "cpu" or num_tokens <= _MOST_FULL_POSITIONS_ON_CPU):
         peers["hf_full_positions"] = eager
     product = 2 * num_rows * hidden * vocab_size
@@ -123,16 +119,8 @@ def make(
     )  # fmt: skip
 
 
-def _peers(device: torch.device, smoothing: float) -> dict[str, Callable[..., Tensor]]:
-    """Liger's fused loss on the same rows, where it imports."""
-    if device.type != "cuda":
-        return {}
-    try:
-        from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
-    except ImportError:
-        return {}
-    loss = LigerFusedLinearCrossEntropyLoss(ignore_index=_IGNORED, label_smoothing=smoothing)
-    return {"liger": lambda x, weight, bias, labels: loss(weight, x, labels, bias)}
+def _liger(smoothing: float, loss: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    return loss(ignore_index=_IGNORED, label_smoothing=smoothing)(weight, x, labels, bias)
 
 
 def aot_cases() -> Iterator[AotCase]:
@@ -159,11 +147,8 @@ def _scale_case(dtype: torch.dtype) -> AotCase:
         a = LinearCrossEntropy(x, x, None, labels, _IGNORED, 0.0)
         family.linear_cross_entropy_bwd(a, torch.ones(()), {"x": made})
 
-    scale = "_linear_cross_entropy_scale_kernel"
-    return AotCase(
-        f"H=768 {dtype_name(dtype)}", None, launch, {scale: family._SCALE_BLOCK}, {},
-        bytes_per_element={scale: 4 + dtype.itemsize},
-    )  # fmt: skip
+    facts = KernelFacts(family._SCALE_BLOCK, 4 + dtype.itemsize)
+    return AotCase(f"H=768 {dtype_name(dtype)}", launch, {"_linear_cross_entropy_scale_kernel": facts})
 
 
 def _aot_case(
@@ -189,14 +174,17 @@ def _aot_case(
     name += "" if wants_gradient else " loss alone"
     name += " groups" if has_groups else ""
     if num_words < bert.VOCAB_SIZE:  # bound by latency: nothing to count
-        return AotCase(name, None, launch, {}, {})
+        return AotCase(name, launch)
     vector = family._VECTOR_BYTES // dtype.itemsize
     lanes = family.row_warps(num_words, dtype) * family._LANES_PER_WARP
-    rows, dbias = "_linear_cross_entropy_rows_kernel", "_linear_cross_entropy_dbias_kernel"
+    num_reads = 2 if wants_gradient else 1  # the second reading of a row finds it in the cache
     return AotCase(
-        name, None, launch,
-        live_elements={rows: family._CHUNKS * lanes * vector, dbias: family._SUM_ROWS * family._SUM_COLS},
-        resident_programs={},
-        # The second reading of a row finds it in the cache.
-        bytes_per_element={rows: (2 if wants_gradient else 1) * dtype.itemsize, dbias: dtype.itemsize},
-    )  # fmt: skip
+        name,
+        launch,
+        {
+            "_linear_cross_entropy_rows_kernel": KernelFacts(
+                family._CHUNKS * lanes * vector, num_reads * dtype.itemsize
+            ),
+            "_linear_cross_entropy_dbias_kernel": KernelFacts(family._SUM_ROWS * family._SUM_COLS, dtype.itemsize),
+        },
+    )

@@ -1,16 +1,20 @@
 """Cases of optimizer: steps of AdamW and LAMB over the parameter lists of BERT-base and BERT-large."""
 
 import importlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, dtype_name
+from benchmarks.aot.case import AotCase, KernelFacts
+from benchmarks.kernels.case import KernelCase, Problem, Use, dtype_name
+from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.reference.optimizer import StepLists, StepOptions
 from bert_fast.testing.compare import assert_close_to_truth
@@ -19,50 +23,31 @@ from bert_fast.testing.optimizers import Hyper, Lists, random_lists, written_out
 Shapes = list[tuple[int, ...]]
 # Small steps: hundreds of them on the same gradients must leave weights that still look like weights.
 HYPER = {"adamw": Hyper(lr=1e-6), "lamb": Hyper(lr=1e-6, max_grad_norm=1.0)}
-ODD = [(301, 7), (1,), (8192,), (8193,), (77, 131)]
 COMPARED = 65_536  # elements per tensor that are compared, evenly spread; with the first and the last ones
 
 
-def bert_shapes(hidden_size: int, num_layers: int, vocab_size: int = 30522) -> Shapes:
+def bert_shapes(size: bert.Size, num_layers: int) -> Shapes:
     """Shapes of the parameters of BertForPreTraining, in the order of its parameters()."""
-    h = hidden_size
+    h, wide = size.hidden, size.intermediate
     norm: Shapes = [(h,), (h,)]
     linear: Shapes = [(h, h), (h,)]
-    layer = [*linear * 4, *norm, (4 * h, h), (4 * h,), (h, 4 * h), (h,), *norm]
-    embeddings: Shapes = [(vocab_size, h), (512, h), (2, h), *norm]
-    return [*embeddings, *layer * num_layers, *linear, (vocab_size,), *linear, *norm, (2, h), (2,)]
+    layer = [*linear * 4, *norm, (wide, h), (wide,), (h, wide), (h,), *norm]
+    embeddings: Shapes = [(bert.VOCAB_SIZE, h), (512, h), (2, h), *norm]
+    return [*embeddings, *layer * num_layers, *linear, (bert.VOCAB_SIZE,), *linear, *norm, (2, h), (2,)]
 
 
 def cases() -> Iterator[KernelCase]:
-    """fp32 parameters, and bf16 ones with master weights; LAMB clips, as it is used."""
-    for size, shapes in (("bert-base", bert_shapes(768, 12)), ("bert-large", bert_shapes(1024, 24))):
-        for dtype in (torch.float32, torch.bfloat16):
-            for kind in ("adamw", "lamb"):
-                yield _case(kind, size, shapes, dtype)
-
-
-def smoke_cases() -> Iterator[KernelCase]:
-    """Two layers of BERT-base, and what is beside them."""
-    for dtype in (torch.float32, torch.bfloat16):
-        for kind in ("adamw", "lamb"):
-            yield _case(kind, "bert-base-2-layers", bert_shapes(768, 2), dtype)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """Tensors of odd sizes, with and without master weights."""
-    for kind in ("adamw", "lamb"):
-        for dtype in (torch.float32, torch.bfloat16):
-            yield _case(kind, "odd", ODD, dtype)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A BERT of 6 layers of 384 columns."""
-    for kind in ("adamw", "lamb"):
-        yield _case(kind, "minilm", bert_shapes(384, 6), torch.float32)
-
-
-def _case(kind: str, size: str, shapes: Shapes, dtype: torch.dtype) -> KernelCase:
-    return KernelCase("optimizer", size, dtype, kind, lambda device: make(kind, shapes, dtype, device))
+    """fp32 parameters, and bf16 ones with master weights, of whole models and a few layers; LAMB clips, as in use."""
+    for uses, name, shapes in (
+        (Use.GPU, "bert-base", bert_shapes(bert.BASE, 12)),
+        (Use.GPU, "bert-large", bert_shapes(bert.LARGE, 24)),
+        (Use.SMOKE, "bert-base-2-layers", bert_shapes(bert.BASE, 2)),
+        (Use.CPU, "minilm", bert_shapes(bert.MINILM, 6)),
+        (Use.SMALL, "odd", [(301, 7), (1,), (8192,), (8193,), (77, 131)]),
+    ):
+        dtypes = (torch.float32,) if uses == Use.CPU else (torch.float32, torch.bfloat16)
+        for dtype, kind in itertools.product(dtypes, HYPER):
+            yield KernelCase("optimizer", name, dtype, kind, partial(make, kind, shapes, dtype), uses)
 
 
 def make(kind: str, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> Problem:
@@ -189,46 +174,38 @@ def _peers(kind: str, lists: Lists, hyper: Hyper) -> dict[str, Callable[..., Non
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """Every kernel for parameters and gradients of each dtype, half-precision ones with and without master weights.
+    """Every kernel for parameters and gradients of each dtype, half-precision ones with and without master weights."""
+    yield _aot_case(torch.float32, has_master=False)
+    for dtype, has_master in itertools.product((torch.float16, torch.bfloat16), (False, True)):
+        yield _aot_case(dtype, has_master)
 
-    BERT's tensors are aligned; the variants for tensors that are not access single elements by nature.
-    """
+
+def _aot_case(dtype: torch.dtype, has_master: bool) -> AotCase:
+    """BERT's tensors are aligned; the variants for tensors that are not access single elements by nature."""
     from bert_fast.triton import _pointer_tables as tables
     from bert_fast.triton import optimizer as family
 
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for has_master in (False,) if dtype == torch.float32 else (False, True):
+    # Wherever memory lies, no table of addresses is there already.
+    @mock.patch.object(tables, "_address_cache", new_callable=tables._Cache)
+    def launch(_: object) -> None:
+        params, grads = ([torch.zeros(768, dtype=dtype)] for _ in range(2))
+        exp_avgs, exp_avg_sqs = ([torch.zeros(768)] for _ in range(2))
+        masters = [torch.zeros(768)] if has_master else []
+        steps, scale, found_inf = [torch.zeros(())], torch.ones(()), torch.zeros(())
+        norm = family.global_norm(grads, scale)
+        lists = StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, masters)
+        numbers = (torch.zeros(()), 0.9, 0.999, 1e-6, 0.01)
+        a = StepOptions(*numbers, True, True, False, norm, 1.0, scale, found_inf)
+        family.adamw_step(lists, a)
+        family.lamb_step(lists, a)
 
-            def launch(dtype: torch.dtype = dtype, has_master: bool = has_master) -> None:
-                params, grads = ([torch.zeros(768, dtype=dtype)] for _ in range(2))
-                exp_avgs, exp_avg_sqs = ([torch.zeros(768)] for _ in range(2))
-                masters = [torch.zeros(768)] if has_master else []
-                steps, scale, found_inf = [torch.zeros(())], torch.ones(()), torch.zeros(())
-                norm = family.global_norm(grads, scale)
-                lists = StepLists(params, grads, exp_avgs, exp_avg_sqs, steps, masters)
-                numbers = (torch.zeros(()), 0.9, 0.999, 1e-6, 0.01)
-                a = StepOptions(*numbers, True, True, False, norm, 1.0, scale, found_inf)
-                family.adamw_step(lists, a)
-                family.lamb_step(lists, a)
-
-            def launch_all(launch: Callable[[], None] = launch) -> None:
-                """Wherever memory lies, no table of addresses is there already."""
-                with mock.patch.object(tables, "_address_cache", tables._Cache()):
-                    launch()
-
-            grad, weight = dtype.itemsize, 4 if has_master else dtype.itemsize
-            copy = dtype.itemsize if has_master else 0
-            moved = {
-                "_global_norm_partial_kernel": grad,
-                "adamw_step_kernel": grad + 2 * weight + 16 + 2 * copy,
-                "lamb_moments_kernel": grad + weight + 16 + copy,
-                "lamb_update_kernel": 2 * weight + 8 + copy,
-            }
-            yield AotCase(
-                f"{dtype_name(dtype)}{' master' if has_master else ''}",
-                None,
-                launch_all,
-                dict.fromkeys(moved, family.CONFIG.block),
-                {},
-                {kernel: float(count) for kernel, count in moved.items()},
-            )
+    grad, weight = dtype.itemsize, 4 if has_master else dtype.itemsize
+    copy = dtype.itemsize if has_master else 0
+    moved = {
+        "_global_norm_partial_kernel": grad,
+        "adamw_step_kernel": grad + 2 * weight + 16 + 2 * copy,
+        "lamb_moments_kernel": grad + weight + 16 + copy,
+        "lamb_update_kernel": 2 * weight + 8 + copy,
+    }
+    facts = {kernel: KernelFacts(family.CONFIG.block, float(nbytes)) for kernel, nbytes in moved.items()}
+    return AotCase(f"{dtype_name(dtype)}{' master' if has_master else ''}", launch, facts)

@@ -1,12 +1,13 @@
 """Cases of qkv_projection: query, key and value from one input, beside three library calls and beside one."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.kernels.case import AotCase, KernelCase, Problem, assert_gradients_close
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close, full_shapes
 from benchmarks.kit import bert
 from bert_fast import ops
 from bert_fast.storage import join_memory
@@ -15,35 +16,21 @@ _NAMES = ("qkv", "dx", "dwq", "dbq", "dwk", "dbk", "dwv", "dbv")
 
 
 def cases() -> Iterator[KernelCase]:
-    """bf16 at full token budgets, base and large."""
-    for num_tokens in bert.TOKENS:
-        for size in bert.SIZES:
-            yield _case(num_tokens, size.hidden, torch.bfloat16)
-
-
-def smoke_cases() -> Iterator[KernelCase]:
-    """BERT-base."""
-    yield _case(4096, bert.BASE.hidden, torch.bfloat16)
-
-
-def small_cases() -> Iterator[KernelCase]:
-    """A few rows: a width that is no multiple of anything, and MiniLM's; weights that are no neighbours."""
-    yield _case(37, 41, torch.float32)
-    yield _case(37, 41, torch.float32, is_joined=False)
-    yield _case(37, 40, torch.float16)
-    yield _case(37, bert.MINILM.hidden, torch.bfloat16)
-
-
-def cpu_cases() -> Iterator[KernelCase]:
-    """A training batch of BERT-base and of MiniLM."""
+    """BERT's token counts and widths; a few rows, also of weights that are no neighbours."""
+    for uses, num_tokens, size in full_shapes():
+        yield _case(uses, num_tokens, size.hidden, torch.bfloat16)
     for size in (bert.BASE, bert.MINILM):
-        yield _case(bert.CPU_TOKENS, size.hidden, torch.float32)
+        yield _case(Use.CPU, bert.FEWEST_TOKENS, size.hidden, torch.float32)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 41, torch.float32)  # a width that is no multiple of anything
+    yield _case(Use.SMALL, bert.FEW_ROWS, 41, torch.float32, is_joined=False)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 40, torch.float16)
+    yield _case(Use.SMALL, bert.FEW_ROWS, bert.MINILM.hidden, torch.bfloat16)
 
 
-def _case(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool = True) -> KernelCase:
+def _case(uses: Use, num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool = True) -> KernelCase:
     return KernelCase(
         "qkv_projection", f"{num_tokens}x{hidden}x{3 * hidden}", dtype, "joined" if is_joined else "apart",
-        lambda device: make(num_tokens, hidden, dtype, is_joined, device),
+        partial(make, num_tokens, hidden, dtype, is_joined), uses,
     )  # fmt: skip
 
 
@@ -68,28 +55,19 @@ def make(num_tokens: int, hidden: int, dtype: torch.dtype, is_joined: bool, devi
         return F.linear(x, torch.cat(parameters[::2]), torch.cat(parameters[1::2]))
 
     op = bert.tolerances_of("qkv_projection", device)
-
-    def verify() -> None:
-        assert_gradients_close(op, _NAMES, ops.qkv_projection, one_linear_of_three, inputs, upstream)
-
     product = 2 * num_tokens * hidden * 3 * hidden
     own_inputs = dict.fromkeys(("eager", "compiled"), (inputs, thirds))
     return Problem(
-        inputs, upstream, ops.qkv_projection, _three_linears, verify=verify, peers={"one_linear": F.linear},
+        inputs, upstream, ops.qkv_projection, _three_linears,
+        verify=partial(
+            assert_gradients_close, op, _NAMES, ops.qkv_projection, one_linear_of_three, inputs, upstream
+        ),
+        peers={"one_linear": F.linear},
         own_inputs=own_inputs | {"one_linear": ((x, one_weight, one_bias), upstream)},
-        bytes_moved={
-            "fwd": bert.nbytes(*inputs, upstream),
-            "bwd": 2 * bert.nbytes(x, *weights) + bert.nbytes(upstream, *biases),
-        },
-        flops={"fwd": product, "bwd": 2 * product},
+        bytes_moved=bert.product_bytes(inputs, upstream), flops={"fwd": product, "bwd": 2 * product},
     )  # fmt: skip
 
 
 def _three_linears(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
     """As PyTorch users write it."""
     return tuple(F.linear(x, w, b) for w, b in zip(parameters[::2], parameters[1::2], strict=True))
-
-
-def aot_cases() -> Iterator[AotCase]:
-    """None of its own: `linear` has the kernel."""
-    return iter(())

@@ -1,25 +1,42 @@
-"""What an op family tells the benchmarks: cases to time, and launches to compile ahead of time.
+"""What an op family tells the benchmarks: cases to run, and calls whose kernels are compiled ahead of time.
 
-A family's cases live in `benchmarks/families/<op>.py`, which defines `cases()` (yields `KernelCase`: timed on a GPU)
-and `aot_cases()` (yields `AotCase`). Nothing else needs to know the family. It may also define
-    small_cases()   `KernelCase`s of a few rows, which a CPU, a sanitizer or a test gets through in moments
-    smoke_cases()   `KernelCase`s of one BERT-base shape, which launch every kernel of the family: `make gpu-smoke`
-    cpu_cases()     `KernelCase`s in fp32, timed by `make bench` on a CPU
+A family's cases stand in `benchmarks/families/<op>.py` and nowhere else, each once. The file defines `cases()`, which
+yields `KernelCase`s, and each of them says what it is for (`Use`). A family with kernels of its own also defines
+`aot_cases()`, which yields `AotCase`s (benchmarks/aot/case.py). `benchmarks/registry.py` hands out both; nothing else
+needs to know a family.
+
 `make` draws from PyTorch's generators alone: after the same `torch.manual_seed` it yields the same problem.
 """
 
-from collections.abc import Callable
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Flag, auto
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.kit import bert
 from bert_fast.testing.compare import assert_close_to_truth
+
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 Function = Callable[..., Tensor]
 Upstream = Tensor | tuple[Tensor, ...]
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Use(Flag):
+    """What a case is for; some are for more than one thing."""
+
+    GPU = auto()  # timed on a GPU, at BERT's full shapes: `make gpu`
+    SMOKE = auto()  # checked first on a GPU, at BERT-base's shapes; these launch every kernel: `make gpu-smoke`
+    CPU = auto()  # timed on a CPU, in fp32: `make bench`
+    SMALL = auto()  # a few rows, for tests, the sanitizer and the witness
+    WITNESS = auto()  # for the witness alone: `make witness`
 
 
 @dataclass
@@ -55,13 +72,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One shape of one family, timed forward and backward (or one step)."""
+    """One shape of one family in one dtype; uses: what it is for."""
 
     family: str
     shape: str  # "16384x768"
     dtype: torch.dtype
     variant: str  # what else tells it apart: "p0.1", "erf"
     make: Callable[[torch.device], Problem]
+    uses: Use
 
     @property
     def name(self) -> str:
@@ -69,37 +87,36 @@ class KernelCase:
         return f"kernel/{self.family}/{self.shape}/{dtype_name(self.dtype)}/{self.variant}"
 
 
-@dataclass(frozen=True)
-class AotCase:
-    """One call of a family's launchers; every kernel that it launches is compiled.
-
-    name: stable, without the dropout flag; has_dropout: whether something is dropped, None for a family without.
-    live_elements: kernel name -> elements of one [T, H] tensor that one program treats at a time, padding left out; of
-        attention, scores of a tile.
-    resident_programs: kernel name -> programs that the launcher counts on one NVIDIA multiprocessor to hold at once.
-    bytes_per_element: kernel name -> bytes that the floor reads and writes per live element (for issue-slot budgets).
-    multiply_adds: kernel name -> those of its matrix products per live element; not for kernels that have none.
-    warpgroup_products: kernels whose dtype and tiles (64 rows for four warps) let sm_90 use its fastest products.
-    product_tiles: kernel name -> (rows, columns, step along the sum) of the output tile of a matrix product.
-    bulk_copies: kernels whose operands sm_90's copy engine moves. specialized: those with warps of their own for it.
-    """
-
-    name: str
-    has_dropout: bool | None
-    launch: Callable[[], object]
-    live_elements: dict[str, int]
-    resident_programs: dict[str, int]
-    bytes_per_element: dict[str, float] = field(default_factory=dict)
-    multiply_adds: dict[str, int] = field(default_factory=dict)
-    warpgroup_products: frozenset[str] = frozenset()
-    product_tiles: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    bulk_copies: frozenset[str] = frozenset()
-    specialized: frozenset[str] = frozenset()
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """fp32, fp16 or bf16."""
     return _SHORT[dtype]
+
+
+def full_shapes() -> Iterator[tuple[Use, int, bert.Size]]:
+    """(uses, tokens, size) of BERT-base and BERT-large on a GPU; the smoke run takes the fewest tokens of BERT-base."""
+    for num_tokens, size in itertools.product(bert.TOKENS, bert.SIZES):
+        is_least = (num_tokens, size) == (bert.FEWEST_TOKENS, bert.BASE)
+        yield Use.GPU | Use.SMOKE if is_least else Use.GPU, num_tokens, size
+
+
+def verified_only(verify: Callable[[], None]) -> Problem:
+    """A problem without contestants, for a case that nothing times."""
+    return Problem((), None, lambda: None, lambda: None, bytes_moved={}, verify=verify)
+
+
+def installed(**peers: tuple[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Other libraries' versions of an op, those that import here.
+
+    peers: name -> ("module:function", how the function is called: given the function itself, then the inputs).
+    """
+    found = {}
+    for name, (place, call) in peers.items():
+        module, _, function = place.partition(":")
+        with suppress(ImportError):
+            library = importlib.import_module(module)
+            if hasattr(library, function):
+                found[name] = partial(call, getattr(library, function))
+    return found
 
 
 def assert_gradients_close(

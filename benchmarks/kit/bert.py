@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOKENS = (16384, 4096, 32768)  # the most telling first
-CPU_TOKENS = 4096
+FEWEST_TOKENS = 4096  # of a training batch; what is timed on a CPU, and launched by the smoke run
+TOKENS = (16384, FEWEST_TOKENS, 32768)  # the most telling first
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FEW_ROWS = 37  # what a CPU gets through in moments
+KERNEL_ROWS = 130  # few, but as many as our kernel of matrix products asks for
 VOCAB_SIZE = 30522
 LABEL_SHARE = 0.15  # of tokens that masked-language-model training asks for (Devlin et al. 2019, section 3.1)
 
@@ -53,6 +56,8 @@ LARGE = Size("large", 1024, 4096, 24, 16)
 MINILM = Size("minilm", 384, 1536, 6, 12)
 TINY = Size("tiny", 32, 64, 2, 2)
 SIZES = (BASE, LARGE)
+HIDDEN_SIZES = (MINILM.hidden, BASE.hidden, LARGE.hidden)
+WIDEST = (2048, 4096, 8192)  # hidden sizes beyond BERT's, up to the widest that rows' kernels take
 BY_NAME = {size.name: size for size in (MINILM, BASE, BASE6, LARGE, TINY)}
 
 
@@ -74,6 +79,15 @@ def bias(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def nbytes(*tensors: Tensor) -> int:
     """Bytes of all of them together."""
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def product_bytes(inputs: tuple[Tensor, ...], upstream: Tensor, kept: int = 0) -> dict[str, int]:
+    """Floor of matrix products of these inputs, forward and backward; kept: bytes written by one, read by the other."""
+    matrices = [t for t in inputs if t.dim() == 2]
+    return {
+        "fwd": nbytes(*inputs, upstream) + kept,
+        "bwd": nbytes(*inputs, *matrices, upstream) + kept,  # operands are read, all gradients written
+    }
 
 
 def tolerances_of(op: str, device: torch.device) -> str:

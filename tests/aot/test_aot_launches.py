@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.aot import compile as aot_compile
+from benchmarks.aot.case import AotCase, KernelFacts
 from benchmarks.aot.launches import Configuration, capture, configurations
-from benchmarks.kernels.case import AotCase
 from bert_fast.env import SETTINGS
 
 triton = pytest.importorskip("triton")
@@ -95,13 +95,13 @@ def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest
         launch(block=32)
         launch(block=64)
 
-    products = {"_scale_kernel": 128}, frozenset({"_scale_kernel"})
+    facts = KernelFacts(16, 8.0, resident_programs=4, multiply_adds=128, needs_warpgroup_products=True)
     a = family(
-        AotCase("H=16", False, launch, {"_scale_kernel": 16}, {"_scale_kernel": 4}, {"_scale_kernel": 8.0}, *products),
-        AotCase("H=16", True, lambda: launch(warps=4), {"_scale_kernel": 16}, {}),
-        AotCase("again", None, launch, {}, {}),
+        AotCase("H=16", launch, {"_scale_kernel": facts}, has_dropout=False),
+        AotCase("H=16", lambda: launch(warps=4), {"_scale_kernel": KernelFacts(16)}, has_dropout=True),
+        AotCase("again", launch),
     )
-    b = family(AotCase("H=16", None, lambda: launch(warps=8), {}, {}), AotCase("pair", None, twice, {}, {}))
+    b = family(AotCase("H=16", lambda: launch(warps=8)), AotCase("pair", twice))
     found = named(monkeypatch, a=a, b=b)
     assert [one.name for one in found] == [
         "scale H=16 plain", "scale H=16 dropout", "scale H=16", "scale pair", "scale pair #2",
@@ -120,7 +120,7 @@ def test_names_are_unique_and_identical_launches_appear_once(monkeypatch: pytest
 
 
 def test_equal_names_of_two_families_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [AotCase("H=16", None, lambda block=block: launch(block), {}, {}) for block in (16, 32)]
+    cases = [AotCase("H=16", lambda block=block: launch(block)) for block in (16, 32)]
     found = named(monkeypatch, a=family(cases[0]), b=family(cases[1]))
     assert [one.name for one in found] == ["scale H=16", "scale H=16 (b)"]
 
@@ -140,7 +140,7 @@ def test_what_was_measured_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch
         return [(job, {"registers": 10, "seconds": 0.5}) for job in launches]
 
     monkeypatch.setattr(aot_compile, "_compile_all", compile_all)
-    [one] = named(monkeypatch, a=family(AotCase("H=16", None, launch, {}, {})))
+    [one] = named(monkeypatch, a=family(AotCase("H=16", launch)))
     first = aot_compile.measure({"sm_80": [one], "sm_90": [one]})
     assert list(first) == ["scale H=16 sm_80", "scale H=16 sm_90"] and len(compiled) == 2
     assert aot_compile.measure({"sm_90": [one]})["scale H=16 sm_90"] == first["scale H=16 sm_90"]

@@ -68,7 +68,7 @@ def test_full_shapes_on_a_gpu_and_cases(family: str) -> None:
     assert (ROOT / "tests" / "kernels" / f"test_{family}_gpu.py").is_file()
     cases = (ROOT / "benchmarks" / "families" / f"{family}.py").read_text(encoding="utf-8")
     functions = {node.name for node in ast.parse(cases).body if isinstance(node, ast.FunctionDef)}
-    assert functions >= {"cases", "aot_cases"}
+    assert "cases" in functions
 
 
 def test_a_family_without_half_precision_would_be_found() -> None:

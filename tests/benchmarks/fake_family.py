@@ -2,30 +2,24 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kernels.case import KernelCase, Problem, Use
 
 FAMILY = "tests.benchmarks.fake_family"
 
 
 def cases() -> Iterator[KernelCase]:
-    yield from small_cases()
+    yield _case("right", Use.GPU | Use.SMALL | Use.CPU)
+    for variant in ("wrong", "crashing", "unrepeatable", "unseeded", "peers", "step"):
+        yield _case(variant, Use.GPU | Use.SMALL)
 
 
-def cpu_cases() -> Iterator[KernelCase]:
-    yield _case("right")
-
-
-def small_cases() -> Iterator[KernelCase]:
-    for variant in ("right", "wrong", "crashing", "unrepeatable", "unseeded", "peers", "step"):
-        yield _case(variant)
-
-
-def _case(variant: str) -> KernelCase:
-    return KernelCase(FAMILY, "8x16", torch.float32, variant, lambda device: make(variant, device))
+def _case(variant: str, uses: Use) -> KernelCase:
+    return KernelCase(FAMILY, "8x16", torch.float32, variant, partial(make, variant), uses)
 
 
 def eager(x: Tensor, weight: Tensor) -> Tensor:

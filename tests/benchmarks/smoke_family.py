@@ -3,19 +3,20 @@
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.case import KernelCase, Problem, assert_gradients_close
+from benchmarks.kernels.case import KernelCase, Problem, Use, assert_gradients_close
 
 FAMILY = "tests.benchmarks.smoke_family"
 
 
-def small_cases() -> Iterator[KernelCase]:
+def cases() -> Iterator[KernelCase]:
     for variant in ("right", "wrong", "not finite", "raising", "dying", "drifting", "last"):
-        yield KernelCase(FAMILY, "8x16", torch.float32, variant, lambda device, v=variant: make(v, device))
+        yield KernelCase(FAMILY, "8x16", torch.float32, variant, partial(make, variant), Use.SMALL)
 
 
 class _Spoilt(torch.autograd.Function):

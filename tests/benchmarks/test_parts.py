@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu import parts
 from benchmarks.kernels import timing as kernels
-from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kernels.case import KernelCase, Problem, Use
 from benchmarks.kernels.ceilings import ceilings_of
 from benchmarks.kit import clock as budget
 from benchmarks.kit.programs import digest
@@ -75,7 +75,7 @@ def test_a_case_too_large_for_the_device_does_not_end_the_part(
 def kernel_case(name: str) -> KernelCase:
     """Of a name "family/shape"."""
     family, shape = name.split("/")
-    return KernelCase(family, shape, torch.float32, "none", lambda device: None)
+    return KernelCase(family, shape, torch.float32, "none", lambda device: None, Use.GPU)
 
 
 def test_kernels_come_first_then_families_in_turn(cpu_run: CpuRun) -> None:
@@ -292,6 +292,6 @@ def test_small_problems_are_copied_until_no_cache_holds_them_or_there_are_many(s
     def make(device: object) -> Problem:
         return Problem((), None, lambda: None, lambda: None, {"step": size}, lambda: None)
 
-    case = KernelCase(FAMILY, "1x1", torch.float32, "none", make)
+    case = KernelCase(FAMILY, "1x1", torch.float32, "none", make, Use.SMALL)
     assert len(kernels._rotation(case, SimpleNamespace(type="cuda"))) == copies
     assert len(kernels._rotation(case, torch.device("cpu"))) == 1

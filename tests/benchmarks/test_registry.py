@@ -1,46 +1,67 @@
 """The registry: every case once, well formed, with its entry in `pytest benchmarks`."""
 
+import ast
+import functools
 import importlib
+import operator
 import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.case import KernelCase, Use, installed
 from benchmarks.kernels.timing import check_case
 from benchmarks.kit.record import ROOT
 from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
 from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 from tests.benchmarks.conftest import FAMILY
 
-SIZES = ("gpu", "cpu", "small")
+EVERY_USE = ~Use(0)
+SMALL = [pytest.param(case, id=case.name) for case in kernel_cases("small")]
 
 
 def test_names_are_unique_and_say_the_family() -> None:
-    for size in SIZES:
-        names = [case.name for case in kernel_cases(size)] + [
-            case.name for case in (*CASES, *FUSED_CASES, *TOKENIZER_CASES)
-        ]
-        assert [name for name, count in Counter(names).items() if count > 1] == []
+    cases = [*kernel_cases(EVERY_USE), *CASES, *FUSED_CASES, *TOKENIZER_CASES]
+    assert [name for name, count in Counter(case.name for case in cases).items() if count > 1] == []
     for name in family_names():
-        assert {case.family for case in kernel_cases("gpu", [name])} <= {name}
+        assert {case.family for case in kernel_cases(EVERY_USE, [name])} == {name}
 
 
-def test_a_family_without_small_cases_lends_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module(FAMILY)
-    first, second = list(module.small_cases())[:2]
-    monkeypatch.setattr(module, "cases", lambda: iter([first, second]))
-    monkeypatch.delattr(module, "small_cases")
-    monkeypatch.delattr(module, "cpu_cases")
-    assert kernel_cases("small", [FAMILY]) == [first]
-    assert kernel_cases("cpu", [FAMILY]) == []
+@pytest.mark.parametrize("name", family_names())
+def test_a_case_says_what_it_is_for(name: str) -> None:
+    """One without a use would never run; all but the witness's own are of every family."""
+    uses = [case.uses for case in importlib.import_module(f"benchmarks.families.{name}").cases()]
+    assert all(uses)
+    assert (EVERY_USE & ~Use.WITNESS) in functools.reduce(operator.or_, uses)
 
 
-WITH_SMALL = [n for n in family_names() if hasattr(importlib.import_module(f"benchmarks.families.{n}"), "small_cases")]
-SMALL = [pytest.param(case, id=case.name) for case in kernel_cases("small", WITH_SMALL)]
+def test_cases_are_handed_out_by_use() -> None:
+    names = [case.variant for case in kernel_cases(Use.CPU, [FAMILY])]
+    assert names == ["right"] == [case.variant for case in kernel_cases("cpu", [FAMILY])]
+    both = kernel_cases(Use.CPU | Use.SMALL, [FAMILY])
+    assert len(both) == len(kernel_cases("small", [FAMILY])) > 1, "once, of two uses"
+    assert kernel_cases("witness", [FAMILY]) == []
+    with pytest.raises(KeyError, match="LARGE"):
+        kernel_cases("large", [FAMILY])
+
+
+def test_cases_are_declared_by_families_alone() -> None:
+    """A case elsewhere would be a second list, which the others do not know of."""
+
+    def declared(path: Path) -> set[str]:
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        names = {getattr(call, "id", getattr(call, "attr", "")) for call in calls}
+        return names & {"KernelCase", "AotCase"}
+
+    files = [path for folder in ("bert_fast", "benchmarks", "tools") for path in (ROOT / folder).rglob("*.py")]
+    found = {path.relative_to(ROOT): names for path in files if (names := declared(path))}
+    assert {path.stem for path in found} == set(family_names())
+    assert {path.parent for path in found} == {Path("benchmarks/families")}, found
 
 
 @pytest.mark.parametrize("case", SMALL)
@@ -60,6 +81,18 @@ def test_a_small_case_is_a_whole_case_on_a_cpu(case: KernelCase) -> None:
                 assert (one.shape, one.dtype) == (gradient.shape, problem.fast(*problem.inputs).dtype)
 
 
+def test_contestants_are_the_libraries_that_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("a_library")
+    monkeypatch.setattr(library, "scaled", lambda x, factor: factor * x, raising=False)
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    found = installed(
+        here=("a_library:scaled", lambda f, x: f(x, 3)),
+        older=("a_library:not_yet", lambda f, x: f(x)),
+        absent=("no_such_library:scaled", lambda f, x: f(x)),
+    )
+    assert found.keys() == {"here"} and found["here"](7) == 21
+
+
 @pytest.mark.slow
 def test_every_case_has_its_entry_for_pytest_benchmark() -> None:
     pytest.importorskip("pytest_benchmark", reason="the package pytest-benchmark is not installed")
@@ -68,4 +101,5 @@ def test_every_case_has_its_entry_for_pytest_benchmark() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     collected = {line.split("[", 1)[1][:-1] for line in done.stdout.splitlines() if "[" in line and "::" in line}
-    assert collected >= {case.name for case in (*CASES, *TOKENIZER_CASES, *kernel_cases("gpu"), *kernel_cases("small"))}
+    cases = (*CASES, *TOKENIZER_CASES, *kernel_cases(Use.GPU | Use.CPU | Use.SMALL))
+    assert collected >= {case.name for case in cases}

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels import attention_extras
+from benchmarks.families import attention
+from benchmarks.kernels.case import KernelCase, Use
 from benchmarks.kit import crashes, programs
 from benchmarks.registry import family_names, kernel_cases
 from benchmarks.smoke import check, whole
 from benchmarks.smoke.case import SmokeCase
 from benchmarks.smoke.check import run
 from benchmarks.smoke.compiled import CompiledKernels
+from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
 from tests.patience import PATIENCE_S
@@ -85,7 +88,7 @@ def test_comparisons_are_taken_down_with_places_and_shares() -> None:
 def test_dropout_is_held_against_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     family = importlib.import_module("benchmarks.families.dropout")
     dropout = family.ops.dropout
-    (case, *_) = family.small_cases()
+    (case, *_) = kernel_cases("small", ["dropout"])
     checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green" and {one["output"] for one in checked["outputs"]} == {"y", "dx"}
     monkeypatch.setattr(family.ops, "dropout", lambda *given, site, **named: dropout(*given, site=site + 1, **named))
@@ -95,7 +98,9 @@ def test_dropout_is_held_against_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("relative", ["relative_key", "relative_key_query"])
 def test_attention_with_extras(relative: str) -> None:
-    case = attention_extras.with_extras((5, 0, 9), 2, 8, torch.float32, relative, 0.1)
+    extras = AttentionCase((5, 0, 9), None, 2, 8, 0.1, bias="AQK", relative=relative)
+    make = partial(attention.make_with_extras, extras, torch.float32)
+    case = KernelCase("attention", "14x2x8", torch.float32, relative, make, Use.SMALL)
     checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green", checked["error"]
     names = ["out", "dq", "dk", "dv", "dbias", "ddistance_table"]

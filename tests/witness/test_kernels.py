@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.case import KernelCase, Problem
+from benchmarks.kernels.case import KernelCase, Problem, Use
 from benchmarks.kit.programs import kernel_digests, short
 from bert_fast.reference import dropout as reference_dropout
 from bert_fast.reference import layer_norm as reference_layer_norm
@@ -163,5 +163,5 @@ def test_a_case_that_comes_out_wrong_is_red() -> None:
         assert_close_to_truth("linear", "y", one + 1.0, one, one.double())
 
     problem = Problem((), None, lambda: None, lambda: None, bytes_moved={}, verify=verify)
-    line = run_case(KernelCase("linear", "3", torch.float32, "planted", lambda device: problem), "sm_90")
+    line = run_case(KernelCase("linear", "3", torch.float32, "planted", lambda device: problem, Use.WITNESS), "sm_90")
     assert not line["ok"] and "worst error" in line["error"] and line["share"] > 1.0

@@ -10,7 +10,6 @@ come from Triton's cache where the gate has run. docs/null_driver.md says what i
 
 import argparse
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -96,7 +95,9 @@ def _keys_of_the_gate() -> Any:
 
 
 def _cases(family: str, only: list[str]) -> Iterable[tuple[str, Any]]:
-    for case in importlib.import_module(f"benchmarks.families.{family}").aot_cases():
+    from benchmarks.registry import aot_cases
+
+    for _, case in aot_cases([family]):
         name = f"{family} {case.name}"
         if not only or any(text in name for text in only):
             yield name, case

@@ -50,12 +50,13 @@ def run_cases(device: str, families: list[str], only: str = "") -> list[dict[str
     device_answers.install(DEVICES[device], _MULTIPROCESSORS, _SHARED_BYTES[device], has_products=True)
     import torch
 
-    from tools.witness.cases import cases
+    from benchmarks.kernels.case import Use
+    from benchmarks.registry import kernel_cases
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     lines = []
-    for case in cases(families):
+    for case in kernel_cases(Use.SMALL | Use.WITNESS, families):
         if only in case.name:
             line = run_case(case, device)
             print(
