@@ -26,8 +26,7 @@ from benchmarks.models.pieces import PIECES
 from benchmarks.models.training_runs import CPU_RUNS
 from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES, kernel_cases
 from benchmarks.saved_bytes import bytes_per_layer
-from benchmarks.tokenizers.environment import tokenizer_environment
-from benchmarks.tokenizers.jobs import tokenizer_jobs
+from benchmarks.tokenizers.jobs import tokenizer_environment, tokenizer_jobs
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
