@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.embedding.jobs import EMBEDDING_JOBS
+from benchmarks.embedding.__main__ import EMBEDDING_JOBS
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case

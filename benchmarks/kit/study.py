@@ -74,7 +74,7 @@ class Study:
                     print(f"{self.shown(line)}  [{time.perf_counter() - begun:.0f} s]", flush=True)
                     if not options.dry_run:
                         recorder.write(**line)
-            except (OSError, RuntimeError, ValueError) as error:
+            except (ImportError, OSError, RuntimeError, ValueError) as error:
                 failed += 1
                 print(f"{name}: FAILED: {error}", flush=True)
         return 1 if failed else 0
