@@ -1,23 +1,18 @@
-"""Single pieces on the CPU: ops beside PyTorch's, what a layer costs the host at one token, the cost of importing."""
+"""Single pieces on the CPU: ops beside PyTorch's, and the cost of importing."""
 
-import copy
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.kit.bert import Size
 from benchmarks.kit.clock import interleaved
-from benchmarks.models.build import our_model, their_model
-from bert_fast import fuse, ops
+from bert_fast import ops
 
 Run = Callable[[], object]
-NUM_LAYERS = 12
 
 
 def _coords(num_tokens: int) -> torch.Tensor:
@@ -82,43 +77,6 @@ def import_time(rounds: int) -> dict[str, object]:
     return {"case": "import_time", "median_s": round(statistics.median(seconds), 4)}
 
 
-def one_token(rounds: int, mode: str = "inference") -> dict[str, object]:
-    """Microseconds of the processor a layer, where there is next to nothing to compute: one token, hidden 16.
-
-    In one thread; of our BertModel, of a fused one and of transformers', in turn. mode: "inference" (no gradients) or
-    "training" (dropout 0.1, forward and backward).
-    """
-    theirs = their_model("BertModel", Size("", 16, 32, NUM_LAYERS, 2), vocab_size=100, max_position_embeddings=32)
-    models = {"bert_fast": our_model(theirs), "fused": fuse(copy.deepcopy(theirs)), "transformers": theirs}
-    input_ids = torch.tensor([[5]])
-
-    def inference(model: torch.nn.Module) -> None:
-        with torch.no_grad():
-            model(input_ids=input_ids)
-
-    def training(model: torch.nn.Module) -> None:
-        model(input_ids=input_ids).last_hidden_state.sum().backward()
-        model.zero_grad(set_to_none=True)
-
-    def five_calls(model: torch.nn.Module) -> None:
-        for _ in range(5):
-            (training if mode == "training" else inference)(model)
-
-    runs: dict[str, Run] = {
-        name: partial(five_calls, model.train(mode == "training")) for name, model in models.items()
-    }
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        # Of this process: other processes' turns do not count.
-        times = interleaved(runs, 10 * rounds, warmup=5, clock=time.process_time)
-    finally:
-        torch.set_num_threads(num_threads)
-    per_layer = {f"{name}_us_per_layer": round(t.median * 1e6 / 5 / NUM_LAYERS, 1) for name, t in times.items()}
-    ratio = round(times["bert_fast"].speedup_over(times["transformers"]), 3)
-    return {"case": f"one_token/{mode}", **per_layer, "ratio": ratio}
-
-
 # Name -> function of the number of rounds.
 PIECES: dict[str, Callable[[int], dict[str, object]]] = {
     "component/attention": partial(_beside_torch, "attention/32x128x12x64/forward", attention),
@@ -128,6 +86,4 @@ PIECES: dict[str, Callable[[int], dict[str, object]]] = {
         _beside_torch, "dropout_add_layer_norm/4096x768/forward and backward", dropout_add_layer_norm
     ),
     "component/import_time": import_time,
-    "component/one_token/inference": one_token,
-    "component/one_token/training": partial(one_token, mode="training"),
 }

@@ -172,8 +172,10 @@ def test_weights_are_drawn_on_the_device(case: StepCase) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     with CountedOperators() as counted:
         donor = training_steps.draw_donor(case, torch.device("meta"))
-        for provider in (*case.providers, "graph") if case.is_bert else case.providers:
-            training_steps._make_model(provider, case, donor)
+    batch = make_batch(case, CPU)
+    with counted:
+        models = [make_contestant(name, case, batch, donor).model for name in case.providers if name not in GRAPHED]
+    assert all(parameter.is_meta for model in models for parameter in model.parameters())
     assert counted.on_cpu == 0
 
 
