@@ -1,15 +1,19 @@
-"""Single pieces on the CPU: ops beside PyTorch's, and the cost of importing."""
+"""Single pieces on the CPU: ops beside PyTorch's, what a layer keeps for backward, and the cost of importing."""
 
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE
 from benchmarks.kit.clock import interleaved
+from benchmarks.kit.saved_bytes import saved_bytes
+from benchmarks.models.forward_backward import make_models
 from bert_fast import ops
 
 Run = Callable[[], object]
@@ -77,8 +81,37 @@ def import_time(rounds: int) -> dict[str, object]:
     return {"case": "import_time", "median_s": round(statistics.median(seconds), 4)}
 
 
+def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int = 512) -> dict[str, object]:
+    """Bytes that one encoder layer keeps for backward at dropout 0.1, ours and Hugging Face's: what one more adds.
+
+    On the CPU Hugging Face's eager and sdpa numbers agree: PyTorch's fused CPU attention takes no dropout, so sdpa is
+    composed of the same products. PyTorch's CPU dropout keeps masks in fp32, where CUDA keeps a byte an element:
+    `transformers_eager_byte_masks` is what eager would keep with such masks, the fairer number for GPUs.
+    """
+    size, input_ids = BY_NAME[shape], torch.randint(1000, VOCAB_SIZE, (batch_size, length))
+
+    def kept(model: Any) -> int:
+        return saved_bytes(model.train(), lambda: model(input_ids=input_ids).last_hidden_state)
+
+    counts: dict[str, int] = dict.fromkeys(("bert_fast", "transformers_eager", "transformers_sdpa"), 0)
+    for num_layers, sign in ((2, 1), (1, -1)):
+        ours, theirs = make_models(shape, 0.1, num_layers)
+        counts["bert_fast"] += sign * kept(ours)
+        for attention in ("eager", "sdpa"):
+            theirs.config._attn_implementation = attention
+            counts[f"transformers_{attention}"] += sign * kept(theirs)
+    num_dropped = batch_size * length * (2 * size.hidden + size.heads * length)  # elements, a layer
+    counts["transformers_eager_byte_masks"] = counts["transformers_eager"] - 3 * num_dropped
+    shares = {
+        f"share_of_{name}": round(counts["bert_fast"] / counts[f"transformers_{name}"], 4)
+        for name in ("eager", "eager_byte_masks", "sdpa")
+    }
+    return {"case": f"saved_bytes_per_layer/{shape}/B{batch_size}/S{length}", **counts, **shares}
+
+
 # Name -> function of the number of rounds.
 PIECES: dict[str, Callable[[int], dict[str, object]]] = {
+    "saved_bytes_per_layer": lambda rounds: saved_bytes_per_layer(),
     "component/attention": partial(_beside_torch, "attention/32x128x12x64/forward", attention),
     "component/dropout": partial(_beside_torch, "dropout/4096x768/forward and backward", dropout),
     "component/linear": partial(_beside_torch, "linear/940x768x3072/forward", linear),
