@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.kit.bert import LABEL_SHARE
-from benchmarks.kit.clock import QueueClock, Times, interleaved, time_on_device
+from benchmarks.kit.clock import Times, interleaved
 from benchmarks.kit.record import reason
 from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
@@ -41,7 +41,6 @@ from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH
 from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
-DEVICE_ROUNDS = 3  # in which the device's own time is taken; what it sleeps before them costs more than the steps
 STEADY_STEPS = 5  # queued one after the other before the host waits for the device, as a training loop does
 WARMUP_STEPS = 3  # a graph is captured in the step after them
 
@@ -193,16 +192,6 @@ class Contestant:
         self.step()
         return torch.cuda.max_memory_allocated(self._device) - before
 
-    def device_time(self) -> tuple[float | None, str | None]:
-        """(seconds that the device works in a step, clock) as `time_on_device` has them; None on a CPU."""
-        if self._device.type != "cuda":
-            return None, None
-        with torch.cuda.device(self._device):
-            found = [time_on_device(self._parts(), torch.cuda) for _ in range(DEVICE_ROUNDS)]
-        clocks = {clock for _, clock in found}
-        clock = QueueClock.LAUNCH_BOUND if QueueClock.LAUNCH_BOUND in clocks else QueueClock.QUEUE
-        return statistics.median(seconds for seconds, _ in found), clock
-
     def _parts(self) -> tuple[Callable[[], object], ...]:
         """What makes up a step, to be called in turn."""
         return self._forward, self._backward, self._optimize
@@ -329,24 +318,14 @@ class Race:
     def _result(self, provider: str, taken: Times) -> dict[str, Any]:
         case, batch, contestant = self._case, self._batch, self.contestants[provider]
         host_seconds = statistics.median(contestant.host_seconds[-self._rounds :])
-        try:
-            gpu_seconds, gpu_clock = contestant.device_time()
-        except Exception as failure:  # the other figures stand without it
-            gpu_seconds, gpu_clock = None, reason(failure, 300)
         real, ceiling = sum(batch.lengths), self._matmul_tflop_s
         tflop_s = self._flops() / taken.median / 1e12
-        low, high = taken.quantiles()
         return {
             "case": case.name,
             "provider": provider,
             "fill": round(real / batch.padded["input_ids"].numel(), 4),
-            "ms": round(taken.median * 1e3, 3),
-            "ms_p20": round(low * 1e3, 3),
-            "ms_p80": round(high * 1e3, 3),
+            **taken.milliseconds(),
             "host_ms": round(host_seconds * 1e3, 3),
-            "gpu_ms": None if gpu_seconds is None else round(gpu_seconds * 1e3, 3),
-            "gpu_share": None if gpu_seconds is None else round(gpu_seconds / taken.median, 4),
-            "gpu_clock": gpu_clock,
             "sequences_per_s": round(case.batch_size / taken.median, 1),
             "real_tokens_per_s": round(real / taken.median, 1),
             "model_tflop_s": round(tflop_s, 3),
