@@ -169,8 +169,7 @@ class Contestant:
     def step(self) -> None:
         """One whole step; returns when the device is through."""
         began = time.perf_counter()
-        for part in self._parts():
-            part()
+        self._queue()
         self.host_seconds.append(time.perf_counter() - began)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -178,8 +177,7 @@ class Contestant:
     def steps(self, count: int) -> None:
         """As many steps, each queued as soon as the host is through with the one before; waits for the device once."""
         for _ in range(count):
-            for part in self._parts():
-                part()
+            self._queue()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -192,17 +190,12 @@ class Contestant:
         self.step()
         return torch.cuda.max_memory_allocated(self._device) - before
 
-    def _parts(self) -> tuple[Callable[[], object], ...]:
-        """What makes up a step, to be called in turn."""
-        return self._forward, self._backward, self._optimize
-
-    def _forward(self) -> None:
-        self.last_loss = self.loss()
-
-    def _backward(self) -> None:
-        assert self.last_loss is not None
-        self.last_loss.backward()
-        self.last_loss = self.last_loss.detach()
+    def _queue(self) -> None:
+        """All of a step, whether the device is through or not."""
+        loss = self.loss()
+        loss.backward()
+        self._optimize()
+        self.last_loss = loss.detach()
 
     def _optimize(self) -> None:
         self._optimizer.step()
@@ -225,10 +218,7 @@ class CapturedContestant(Contestant):
         self._optimize()
         return loss.detach()
 
-    def _parts(self) -> tuple[Callable[[], object], ...]:
-        return (self._replay,)
-
-    def _replay(self) -> None:
+    def _queue(self) -> None:
         self.last_loss = self._captured(self._inputs)
 
 

@@ -32,13 +32,10 @@ def tokenizer_environment() -> Line:
 
 
 def _case(case: TokenizerCase, rounds: int, lives: int) -> Iterator[Line]:
-    threads = 1 if case.clock == "cpu" else 2
+    threads, options = 1 if case.clock == "cpu" else 2, ("--rounds", str(rounds), "--seed")
     found = [
-        in_a_process(
-            "tokenizers.stream", case.name, "--rounds", str(rounds), "--seed", str(seed), threads=threads
-        )
-        for seed in range(lives)
-    ]  # fmt: skip
+        in_a_process("tokenizers.stream", case.name, *options, str(seed), threads=threads) for seed in range(lives)
+    ]
     yield {"kind": "tokenizer", "case": case.name, **joined(case, found)}
 
 
