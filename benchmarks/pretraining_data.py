@@ -8,11 +8,11 @@ of CPU time, special tokens counted. Beside masked words alone stands the collat
 cut and joined beforehand, as lists of ids of the same lengths, and does the masking and padding alone.
 """
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,14 @@ import numpy as np
 import torch
 
 from benchmarks.kit.clock import Times
-from benchmarks.kit.record import DATA, RESULTS, Recorder, host_environment
+from benchmarks.kit.record import DATA, RESULTS, host_environment
+from benchmarks.kit.study import Line, Study
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files
 from bert_fast.data.batches import Batches
 from bert_fast.data.pretraining import PretrainingSource
 
-ROUNDS = 9
 MAX_TOKENS = 16384
-GOAL = 2e6  # tokens per second
 PEER_EXAMPLES = 512  # of an epoch: it is slow
 CASES: dict[str, dict[str, Any]] = {
     f"pretraining_data/{kind}/{max_length}{'/whole_words' if whole_words else ''}": {
@@ -38,48 +37,38 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(store: TokenStore, tokenizer: BertTokenizer, options: dict[str, Any], rounds: int) -> dict[str, Any]:
+def measure(store: TokenStore, tokenizer: BertTokenizer, options: dict[str, Any], rounds: int) -> Line:
     """Rates of a case, in million tokens a second, and what they were measured on."""
     source = PretrainingSource(store, tokenizer, **options)
     batches = Batches(source, max_tokens=MAX_TOKENS)
-    contestants: dict[str, Callable[[int], int]] = {"bert_fast": lambda epoch: _epoch(batches, epoch)}
-    is_plain = not options["next_sentence"] and not options["whole_words"]
-    collate = _peer(source, tokenizer) if is_plain else None
-    if collate is not None:
-        contestants["transformers"] = collate
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    contestants: dict[str, Callable[[int], int]] = {
+        "bert_fast": lambda epoch: sum(len(batch["input_ids"]) for batch in batches.epoch(epoch))
+    }
+    if not options["next_sentence"] and not options["whole_words"]:
+        contestants["transformers"] = _peer(source, tokenizer)
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}  # of a token
     for epoch in range(rounds + 1):
         for name, work in contestants.items():
             begin = time.thread_time()
             tokens = work(epoch)
             if epoch:  # the first run is not counted
                 seconds[name].append((time.thread_time() - begin) / tokens)
+    times = {name: Times(tuple(values)) for name, values in seconds.items()}
     entrants = {}
-    for name, values in seconds.items():
-        times = Times(tuple(values))
-        low, high = times.quantiles()
-        line = {"mtokens_per_s": 1e-6 / times.median, "p20": 1e-6 / high, "p80": 1e-6 / low}
+    for name, taken in times.items():
+        low, high = taken.quantiles()
+        line = {"mtokens_per_s": 1e-6 / taken.median, "p20": 1e-6 / high, "p80": 1e-6 / low}
         if name != "bert_fast":
-            line["ratio"] = Times(tuple(seconds["bert_fast"])).speedup_over(times)
+            line["ratio"] = times["bert_fast"].speedup_over(taken)
         entrants[name] = {key: round(value, 3) for key, value in line.items()}
     plan = batches.plan(0)
     return {"entrants": entrants, "examples": len(plan.order), "batches": len(plan), "fill": round(plan.fill, 4)}
 
 
-def _epoch(batches: Batches, epoch: int) -> int:
-    """Makes all batches of an epoch; how many tokens they have."""
-    tokens = 0
-    for batch in batches.epoch(epoch):
-        tokens += len(batch["input_ids"])
-    return tokens
+def _peer(source: PretrainingSource, tokenizer: BertTokenizer) -> Callable[[int], int]:
+    """The collator of transformers on finished texts."""
+    from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
-
-def _peer(source: PretrainingSource, tokenizer: BertTokenizer) -> Callable[[int], int] | None:
-    """The collator of transformers on finished texts; None where it is not installed."""
-    try:
-        from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
-    except ImportError:
-        return None
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         collator = DataCollatorForLanguageModeling(BertTokenizerFast.from_pretrained(folder))
@@ -97,39 +86,26 @@ def _peer(source: PretrainingSource, tokenizer: BertTokenizer) -> Callable[[int]
     return work
 
 
-def results(rounds: int) -> Iterator[dict[str, Any]]:
-    """The lines to store, case by case. Raises OSError where the texts are not there."""
+def _run(case: str, rounds: int) -> Iterator[Line]:
+    """Raises OSError where the texts are not there."""
     torch.set_num_threads(1)
     tokenizer = BertTokenizer(DATA / "vocab" / "bert-base-uncased" / "vocab.txt")
     with tempfile.TemporaryDirectory() as folder:
         store = tokenize_files([DATA / "pretrain_en" / "books_train.txt"], Path(folder) / "store", tokenizer)
-        for case, options in CASES.items():
-            found = measure(store, tokenizer, options, rounds)
-            yield {"case": case, **found, "rounds": rounds, "tokens": len(store.tokens), "clock": "cpu"}
+        found = measure(store, tokenizer, CASES[case], rounds)
+        tokens = len(store.tokens)
+    yield {"kind": "pretraining_data", "case": case, **found, "rounds": rounds, "tokens": tokens, "clock": "cpu"}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line; 1 if a figure is below the goal."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pretraining_data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="counted epochs; default: %(default)s")
-    parser.add_argument("--dry-run", action="store_true", help="do not store the results")
-    options = parser.parse_args(arguments)
-    environment = host_environment() | {"numpy": np.__version__, "threads": 1}
-    recorder = Recorder(RESULTS / "pretraining_data.jsonl", environment)
-    is_met = True
-    for line in results(options.rounds):
-        rates = [f"{name} {entry['mtokens_per_s']:.1f} M tokens/s" for name, entry in line["entrants"].items()]
-        rates += [f"{entry['ratio']:.1f} times as fast" for entry in line["entrants"].values() if "ratio" in entry]
-        print(f"{line['case']:<42} {'  '.join(rates)}  fill {line['fill']:.3f}", flush=True)
-        is_met &= line["entrants"]["bert_fast"]["mtokens_per_s"] * 1e6 >= GOAL
-        if not options.dry_run:
-            recorder.write("pretraining_data", **line)
-    return 0 if is_met else 1
-
+STUDY = Study(
+    "pretraining_data",
+    __doc__,
+    RESULTS / "pretraining_data.jsonl",
+    jobs=lambda options: {case: partial(_run, case, options.rounds) for case in CASES},
+    rounds=9,
+    what_rounds="counted epochs",
+    environment=lambda: host_environment() | {"numpy": np.__version__, "threads": 1},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

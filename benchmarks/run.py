@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.embedding.jobs import EMBEDDING_JOBS
+from benchmarks.embedding.__main__ import EMBEDDING_JOBS
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
@@ -25,9 +25,7 @@ from benchmarks.models.forward_backward import run_case
 from benchmarks.models.pieces import PIECES
 from benchmarks.models.training_runs import CPU_RUNS
 from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES, kernel_cases
-from benchmarks.saved_bytes import bytes_per_layer
-from benchmarks.tokenizers.environment import tokenizer_environment
-from benchmarks.tokenizers.jobs import tokenizer_jobs
+from benchmarks.tokenizers.jobs import tokenizer_environment, tokenizer_jobs
 
 Job = Callable[[], Iterable[dict[str, Any]]]
 
@@ -86,7 +84,6 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
         case.name: (lambda case=case: [run_case(case, rounds, batches, gemm)])
         for case in (*CASES, *FUSED_CASES, *FAMILY_CASES)
     }
-    jobs |= {"saved_bytes_per_layer": lambda: [bytes_per_layer()]}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in PIECES.items()}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in CPU_RUNS.items()}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in EMBEDDING_JOBS.items()}

@@ -8,14 +8,12 @@ be 4 * B^2 bytes. A line through the last two sizes says what 65,536 pairs take.
 """
 
 import json
-import os
 import resource
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.study import in_a_process
 
 PART = 256
 TOKENS = 8
@@ -60,16 +58,9 @@ def _peak() -> int:
 
 
 def run_memory(shape: str, sizes: Sequence[int] | None = None) -> dict[str, Any]:
-    """Peaks of all sizes, bytes of a whole matrix of scores beside them, and what a line says of `LARGE` pairs."""
+    """Peaks of all sizes, and what a line says of `LARGE` pairs beside the bytes of a whole matrix of scores."""
     sizes = sizes or SIZES[shape]
-    peaks = []
-    for num_pairs in sizes:
-        command = [sys.executable, "-m", "benchmarks.embedding.batch_memory", shape, str(num_pairs)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command[1:])}: {done.stderr[-1500:]}")
-        peaks.append(json.loads(done.stdout.splitlines()[-1])["bytes"])
+    peaks = [in_a_process("embedding.batch_memory", shape, str(size), threads=1)["bytes"] for size in sizes]
     return {"case": f"batch_memory/{shape}", "pairs": list(sizes), "bytes": peaks, **extrapolated(sizes, peaks)}
 
 

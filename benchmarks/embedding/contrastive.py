@@ -14,10 +14,11 @@ They take turns, by CPU time of the process. Without dropout, all four must have
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.kit.clock import interleaved
 from benchmarks.kit.record import DATA
@@ -36,72 +37,58 @@ def pairs_of(count: int) -> list[tuple[str, str]]:
     return [(paragraph["qas"][0]["question"], paragraph["context"]) for paragraph in paragraphs][:count]
 
 
-class Ours:
-    """Our model on pairs that are packed already, `part` pairs at a time where it is asked to."""
+@dataclass(frozen=True)
+class Side:
+    """A model, its losses of all pairs, at once and by parts, and the share of real tokens in its batch."""
 
-    def __init__(self, pairs: list[tuple[str, str]], part: int) -> None:
-        self.model = BertForTextEmbedding.from_pretrained(minilm())
-        tokenizer = BertTokenizer.from_pretrained(minilm())
+    model: nn.Module
+    whole: Callable[[], Tensor]
+    cached: Callable[[], Tensor]
+    fill: float = 1.0
 
-        def packed(some: list[tuple[str, str]]) -> PackedBatch:
-            return tokenizer.pack([text for pair in some for text in pair], max_length=MAX_LENGTH)
+    def step(self, loss: Callable[[], Tensor]) -> float:
+        """Forward and backward; the loss."""
+        self.model.zero_grad(set_to_none=True)
+        found = loss()
+        found.backward()
+        return float(found.detach())
 
-        self.all = packed(pairs)
-        self.parts = [packed(pairs[i : i + part]) for i in range(0, len(pairs), part)]
 
-    def _encode(self, batch: PackedBatch) -> Tensor:
-        made = self.model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens, max_seqlen=batch.max_seqlen)
+def in_batch(embeddings: Tensor) -> Tensor:
+    """Our loss of [B, 2, H]."""
+    return losses.in_batch_negatives(embeddings[:, 0], embeddings[:, 1])
+
+
+def _ours(all_pairs: PackedBatch, parts: list[PackedBatch]) -> Side:
+    model = BertForTextEmbedding.from_pretrained(minilm())
+
+    def encode(batch: PackedBatch) -> Tensor:
+        made = model(input_ids=batch.input_ids, cu_seqlens=batch.cu_seqlens, max_seqlen=batch.max_seqlen)
         return made.embeddings.unflatten(0, (-1, 2))  # [B, 2, H]
 
-    @staticmethod
-    def _loss(embeddings: Tensor) -> Tensor:
-        return losses.in_batch_negatives(embeddings[:, 0], embeddings[:, 1])
-
-    def whole(self) -> float:
-        """A step of all pairs at once; the loss."""
-        self.model.zero_grad(set_to_none=True)
-        loss = self._loss(self._encode(self.all))
-        loss.backward()
-        return float(loss.detach())
-
-    def cached(self) -> float:
-        """The same by parts."""
-        self.model.zero_grad(set_to_none=True)
-        loss = losses.cached_loss(self._encode, self.parts, self._loss)
-        loss.backward()
-        return float(loss.detach())
+    return Side(model, lambda: in_batch(encode(all_pairs)), lambda: losses.cached_loss(encode, parts, in_batch))
 
 
-class Theirs:
-    """sentence-transformers' model and losses on the same pairs, padded to the longest of each column."""
+def _theirs(pairs: list[tuple[str, str]], part: int) -> Side:
+    """On the same pairs, padded to the longest of each column."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import (
+        CachedMultipleNegativesRankingLoss,
+        MultipleNegativesRankingLoss,
+    )
 
-    def __init__(self, pairs: list[tuple[str, str]], part: int) -> None:
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.losses import (
-            CachedMultipleNegativesRankingLoss,
-            MultipleNegativesRankingLoss,
-        )
-
-        self.model = SentenceTransformer(str(minilm()), device="cpu")
-        self.model.max_seq_length = MAX_LENGTH
-        self._features = [self.model.preprocess(list(column)) for column in zip(*pairs, strict=True)]
-        self._losses = {
-            "whole": MultipleNegativesRankingLoss(self.model),
-            "cached": CachedMultipleNegativesRankingLoss(self.model, mini_batch_size=part),
-        }
-
-    @property
-    def fill(self) -> float:
-        """Share of real tokens in the padded batch."""
-        masks = [features["attention_mask"] for features in self._features]
-        return float(sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks))
-
-    def step(self, kind: str) -> float:
-        """A step, "whole" or "cached"; the loss."""
-        self.model.zero_grad(set_to_none=True)
-        loss = self._losses[kind]([dict(features) for features in self._features], None)
-        loss.backward()
-        return float(loss.detach())
+    model = SentenceTransformer(str(minilm()), device="cpu")
+    model.max_seq_length = MAX_LENGTH
+    features = [model.preprocess(list(column)) for column in zip(*pairs, strict=True)]
+    masks = [column["attention_mask"] for column in features]
+    whole = MultipleNegativesRankingLoss(model)
+    cached = CachedMultipleNegativesRankingLoss(model, mini_batch_size=part)
+    return Side(
+        model,
+        lambda: whole([dict(column) for column in features], None),
+        lambda: cached([dict(column) for column in features], None),
+        float(sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)),
+    )
 
 
 def run_contrastive(num_pairs: int, part: int, threads: int, rounds: int) -> dict[str, Any]:
@@ -109,21 +96,25 @@ def run_contrastive(num_pairs: int, part: int, threads: int, rounds: int) -> dic
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        pairs = pairs_of(num_pairs)
-        ours, theirs = Ours(pairs, part), Theirs(pairs, part)
+        pairs, tokenizer = pairs_of(num_pairs), BertTokenizer.from_pretrained(minilm())
+        all_pairs, *parts = (
+            tokenizer.pack([text for pair in some for text in pair], max_length=MAX_LENGTH)
+            for some in (pairs, *(pairs[i : i + part] for i in range(0, len(pairs), part)))
+        )
+        ours, theirs = _ours(all_pairs, parts), _theirs(pairs, part)
         steps: dict[str, Callable[[], float]] = {
-            "whole": ours.whole,
-            "cached": ours.cached,
-            "theirs": lambda: theirs.step("whole"),
-            "theirs_cached": lambda: theirs.step("cached"),
+            "whole": lambda: ours.step(ours.whole),
+            "cached": lambda: ours.step(ours.cached),
+            "theirs": lambda: theirs.step(theirs.whole),
+            "theirs_cached": lambda: theirs.step(theirs.cached),
         }
-        for model in (ours.model, theirs.model):
-            model.eval()
+        for side in (ours, theirs):
+            side.model.eval()
         found = {name: step() for name, step in steps.items()}
         if max(found.values()) - min(found.values()) > _AGREE:
             raise RuntimeError(f"contrastive: losses differ, {found}: nothing to time")
-        for model in (ours.model, theirs.model):
-            model.train()
+        for side in (ours, theirs):
+            side.model.train()
         times = interleaved(steps, rounds, clock=time.process_time)
     finally:
         torch.set_num_threads(before)
@@ -131,7 +122,7 @@ def run_contrastive(num_pairs: int, part: int, threads: int, rounds: int) -> dic
         "case": f"contrastive/minilm/{num_pairs}x{part}/{threads}",
         "pairs": num_pairs,
         "part": part,
-        "real_tokens": len(ours.all.input_ids),
+        "real_tokens": len(all_pairs.input_ids),
         "fill": round(theirs.fill, 4),
         **{f"{name}_cpu_s": round(taken.median, 4) for name, taken in times.items()},
         "cached_over_whole": round(times["whole"].speedup_over(times["cached"]), 3),

@@ -206,14 +206,11 @@ def time_embedding(case: EmbeddingCase, device: torch.device, rounds: int) -> It
 def _result(
     case: EmbeddingCase, provider: str, tokens: int, taken: Times, ours: Times | None, contestant: Contestant
 ) -> dict[str, Any]:
-    low, high = taken.quantiles()
     num_texts = case.count * (2 if case.mode == "step" else 1)
     return {
         "case": case.name,
         "provider": provider,
-        "ms": round(taken.median * 1e3, 3),
-        "ms_p20": round(low * 1e3, 3),
-        "ms_p80": round(high * 1e3, 3),
+        **taken.milliseconds(),
         "texts_per_s": round(num_texts / taken.median, 1),
         "real_tokens_per_s": round(tokens / taken.median, 1),
         "tokens_per_text": round(tokens / num_texts, 2),

@@ -35,6 +35,11 @@ class Times:
         low, high = self.quantiles()
         return {name: round(s * 1e6, 2) for name, s in (("us", self.median), ("us_p20", low), ("us_p80", high))}
 
+    def milliseconds(self) -> dict[str, float]:
+        """The same in milliseconds, for what takes long."""
+        low, high = self.quantiles()
+        return {name: round(s * 1e3, 3) for name, s in (("ms", self.median), ("ms_p20", low), ("ms_p80", high))}
+
     def speedup_over(self, other: "Times") -> float:
         """Median over rounds of (other's time / my time in the same round)."""
         return statistics.median(theirs / mine for mine, theirs in zip(self.seconds, other.seconds, strict=True))
@@ -146,28 +151,6 @@ class QueueClock:
                 return None, host
             self._cycles = min(max(2 * self._cycles, int(host * self.CYCLES_PER_US)), self.LONGEST_SLEEP)
             del results  # or the next try would need as much memory again
-
-
-def time_on_device(calls: Sequence[Launch], cuda: Any) -> tuple[float, str]:
-    """(seconds that the device works, clock) for calls that follow one another and cannot be made twice.
-
-    Each call is queued while the device sleeps, as in `QueueClock`. clock: "queue", or "launch-bound" where the device
-    woke up before a call was queued as a whole: it synchronises, or has more launches than the queue holds. Then the
-    device may have waited for the host within the time, though less than without the sleep.
-    """
-    seconds, name = 0.0, QueueClock.QUEUE
-    for call in calls:
-        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        cuda.synchronize()
-        cuda._sleep(QueueClock.LONGEST_SLEEP)
-        start.record()
-        call()
-        end.record()
-        if start.query():
-            name = QueueClock.LAUNCH_BOUND
-        cuda.synchronize()
-        seconds += start.elapsed_time(end) / 1e3
-    return seconds, name
 
 
 class Seconds:

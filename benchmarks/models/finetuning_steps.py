@@ -11,21 +11,20 @@ A contestant is timed only if its logits in evaluation are as near to those of t
 model's own under autocast (`fast_model` of the table of tolerances).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models.build import our_model, their_model, with_weights_of
-from benchmarks.models.training_steps import FUSED_GRAPHS, Batch, Contestant, Race, StepCase, budget_of
-from bert_fast import fuse, graphs
+from benchmarks.models import training_steps
+from benchmarks.models.step_cases import FUSED_GRAPHS, StepCase
+from benchmarks.models.training_steps import Batch, Contestant, Race, boundaries, draw_words, model_flops
 from bert_fast.testing.compare import assert_close_to_truth
 
 FLASH = "flash"
 PROVIDERS = ("bert_fast", "fused", FUSED_GRAPHS, "sdpa", FLASH)
-COMPILED_PROVIDERS = ("bert_fast", "sdpa", "compiled")
 ATTENTION = "varlen_on_flattened_inputs"  # in the registry of transformers, which takes "flash_..." for packages
 MAX_NORM = 1.0
 
@@ -37,6 +36,10 @@ class FinetuneCase(StepCase):
     @property
     def name(self) -> str:
         return f"finetune/{self.shape}/{self.lengths}@{self.max_len}/B{self.batch_size}"
+
+    @property
+    def kind(self) -> str:
+        return "BertForSequenceClassification"
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -60,11 +63,9 @@ class TextBatch(Batch):
 def make_batch(case: StepCase, device: torch.device) -> TextBatch:
     """Random words and labels."""
     generator = torch.Generator().manual_seed(1)
-    lengths = case.draw()
-    keep = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
-    input_ids = torch.randint(1, case.vocab_size, keep.shape, generator=generator).masked_fill(~keep, 0)
+    lengths, keep, input_ids = draw_words(case, generator)
     labels = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
-    cu_seqlens = nn.functional.pad(keep.sum(1).cumsum(0), (1, 0)).int().to(device)
+    cu_seqlens = boundaries(keep).to(device)
     words, longest = input_ids[keep].to(device), max(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
     return TextBatch(
@@ -96,19 +97,9 @@ def _attend(
     return flash_varlen(q, k, v, given["cu_seq_lens_q"], longest, p, scale)[None], None
 
 
-def _their_model(case: StepCase, attention: str) -> nn.Module:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION, _attend)
-    options = {"vocab_size": case.vocab_size, "max_position_embeddings": max(512, case.max_len)}
-    return cast(nn.Module, their_model("BertForSequenceClassification", case.size, attention, **options))
-
-
 def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
     """transformers' model with SDPA; weights so large that a text that sees another one has other logits."""
-    torch.manual_seed(0)
-    with device:
-        donor = _their_model(case, "sdpa")
+    donor = training_steps.draw_donor(case, device)
     with torch.no_grad():
         for name, parameter in donor.named_parameters():
             parameter.normal_(1.0 if name.endswith("LayerNorm.weight") else 0.0, 0.05)
@@ -118,19 +109,16 @@ def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
 class FinetuneContestant(Contestant):
     """A classifier with its form of the batch."""
 
+    attentions: ClassVar[dict[str, str]] = {FLASH: ATTENTION}
+
     def _inputs_of(self, provider: str, batch: Batch) -> dict[str, Any]:
         self._is_flattened = provider == FLASH
-        return cast(TextBatch, batch).flattened if self._is_flattened else super()._inputs_of(provider, batch)
+        if not self._is_flattened:
+            return super()._inputs_of(provider, batch)
+        from transformers import AttentionInterface
 
-    def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
-        if provider == "bert_fast":
-            return our_model(donor)
-        if provider == FUSED_GRAPHS:
-            graphs.check_device(provider, batch.padded["input_ids"].device)
-        theirs = with_weights_of(donor, lambda: _their_model(case, ATTENTION if provider == FLASH else "sdpa"))
-        if provider == FUSED_GRAPHS:
-            return fuse(theirs, graphs=[budget_of(batch)])
-        return fuse(theirs) if provider == "fused" else theirs
+        AttentionInterface.register(ATTENTION, _attend)
+        return cast(TextBatch, batch).flattened
 
     def logits(self) -> Tensor:
         """[B, 2], of the batch."""
@@ -162,6 +150,7 @@ class FinetuneRace(Race):
     """Contestants of a case of fine-tuning; also timed without a wait after every step."""
 
     steady_rounds = 3
+    has_graph = False
 
     def _drawn(self, device: torch.device) -> tuple[Batch, nn.Module]:
         batch, donor = make_batch(self._case, device), draw_donor(self._case, device).eval()
@@ -187,24 +176,7 @@ class FinetuneRace(Race):
         return super()._problem(contestant)
 
     def _flops(self) -> int:
-        """Of a step's products on real tokens: forward, and twice that backward."""
-        size, lengths = self._case.size, self._batch.lengths
-        encoder = sum(lengths) * size.encoder_flops_per_token
-        scores = sum(length**2 for length in lengths) * 4 * size.hidden * size.layers
-        return 3 * (encoder + scores + len(lengths) * 2 * size.hidden * (size.hidden + 2))
+        return model_flops(self._case, self._batch.lengths, 0)
 
 
-def time_steps(
-    case: FinetuneCase,
-    device: torch.device,
-    *,
-    rounds: int,
-    matmul_tflop_s: float | None,
-    compile_backend: str = "inductor",
-    is_compiled: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Yields a result for each contestant, or {"provider", "skipped"}; the arguments of `training_steps.time_steps`."""
-    race = FinetuneRace(case, device, rounds, matmul_tflop_s, compile_backend)
-    for provider in COMPILED_PROVIDERS if is_compiled else case.providers:
-        yield from race.enter(provider)
-    yield from race.times()
+time_steps = partial(training_steps.time_steps, race_of=FinetuneRace)

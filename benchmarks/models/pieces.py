@@ -1,23 +1,22 @@
-"""Single pieces on the CPU: ops beside PyTorch's, what a layer costs the host at one token, the cost of importing."""
+"""Single pieces on the CPU: ops beside PyTorch's, what a layer keeps for backward, and the cost of importing."""
 
-import copy
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.kit.bert import Size
+from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE
 from benchmarks.kit.clock import interleaved
-from benchmarks.models.build import our_model, their_model
-from bert_fast import fuse, ops
+from benchmarks.kit.saved_bytes import saved_bytes
+from benchmarks.models.forward_backward import make_models
+from bert_fast import ops
 
 Run = Callable[[], object]
-NUM_LAYERS = 12
 
 
 def _coords(num_tokens: int) -> torch.Tensor:
@@ -82,45 +81,37 @@ def import_time(rounds: int) -> dict[str, object]:
     return {"case": "import_time", "median_s": round(statistics.median(seconds), 4)}
 
 
-def one_token(rounds: int, mode: str = "inference") -> dict[str, object]:
-    """Microseconds of the processor a layer, where there is next to nothing to compute: one token, hidden 16.
+def saved_bytes_per_layer(shape: str = "base", batch_size: int = 8, length: int = 512) -> dict[str, object]:
+    """Bytes that one encoder layer keeps for backward at dropout 0.1, ours and Hugging Face's: what one more adds.
 
-    In one thread; of our BertModel, of a fused one and of transformers', in turn. mode: "inference" (no gradients) or
-    "training" (dropout 0.1, forward and backward).
+    On the CPU Hugging Face's eager and sdpa numbers agree: PyTorch's fused CPU attention takes no dropout, so sdpa is
+    composed of the same products. PyTorch's CPU dropout keeps masks in fp32, where CUDA keeps a byte an element:
+    `transformers_eager_byte_masks` is what eager would keep with such masks, the fairer number for GPUs.
     """
-    theirs = their_model("BertModel", Size("", 16, 32, NUM_LAYERS, 2), vocab_size=100, max_position_embeddings=32)
-    models = {"bert_fast": our_model(theirs), "fused": fuse(copy.deepcopy(theirs)), "transformers": theirs}
-    input_ids = torch.tensor([[5]])
+    size, input_ids = BY_NAME[shape], torch.randint(1000, VOCAB_SIZE, (batch_size, length))
 
-    def inference(model: torch.nn.Module) -> None:
-        with torch.no_grad():
-            model(input_ids=input_ids)
+    def kept(model: Any) -> int:
+        return saved_bytes(model.train(), lambda: model(input_ids=input_ids).last_hidden_state)
 
-    def training(model: torch.nn.Module) -> None:
-        model(input_ids=input_ids).last_hidden_state.sum().backward()
-        model.zero_grad(set_to_none=True)
-
-    def five_calls(model: torch.nn.Module) -> None:
-        for _ in range(5):
-            (training if mode == "training" else inference)(model)
-
-    runs: dict[str, Run] = {
-        name: partial(five_calls, model.train(mode == "training")) for name, model in models.items()
+    counts: dict[str, int] = dict.fromkeys(("bert_fast", "transformers_eager", "transformers_sdpa"), 0)
+    for num_layers, sign in ((2, 1), (1, -1)):
+        ours, theirs = make_models(shape, 0.1, num_layers)
+        counts["bert_fast"] += sign * kept(ours)
+        for attention in ("eager", "sdpa"):
+            theirs.config._attn_implementation = attention
+            counts[f"transformers_{attention}"] += sign * kept(theirs)
+    num_dropped = batch_size * length * (2 * size.hidden + size.heads * length)  # elements, a layer
+    counts["transformers_eager_byte_masks"] = counts["transformers_eager"] - 3 * num_dropped
+    shares = {
+        f"share_of_{name}": round(counts["bert_fast"] / counts[f"transformers_{name}"], 4)
+        for name in ("eager", "eager_byte_masks", "sdpa")
     }
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        # Of this process: other processes' turns do not count.
-        times = interleaved(runs, 10 * rounds, warmup=5, clock=time.process_time)
-    finally:
-        torch.set_num_threads(num_threads)
-    per_layer = {f"{name}_us_per_layer": round(t.median * 1e6 / 5 / NUM_LAYERS, 1) for name, t in times.items()}
-    ratio = round(times["bert_fast"].speedup_over(times["transformers"]), 3)
-    return {"case": f"one_token/{mode}", **per_layer, "ratio": ratio}
+    return {"case": f"saved_bytes_per_layer/{shape}/B{batch_size}/S{length}", **counts, **shares}
 
 
 # Name -> function of the number of rounds.
 PIECES: dict[str, Callable[[int], dict[str, object]]] = {
+    "saved_bytes_per_layer": lambda rounds: saved_bytes_per_layer(),
     "component/attention": partial(_beside_torch, "attention/32x128x12x64/forward", attention),
     "component/dropout": partial(_beside_torch, "dropout/4096x768/forward and backward", dropout),
     "component/linear": partial(_beside_torch, "linear/940x768x3072/forward", linear),
@@ -128,6 +119,4 @@ PIECES: dict[str, Callable[[int], dict[str, object]]] = {
         _beside_torch, "dropout_add_layer_norm/4096x768/forward and backward", dropout_add_layer_norm
     ),
     "component/import_time": import_time,
-    "component/one_token/inference": one_token,
-    "component/one_token/training": partial(one_token, mode="training"),
 }

@@ -50,6 +50,11 @@ class StepCase:
         return self.family == "Bert"
 
     @property
+    def kind(self) -> str:
+        """The class of transformers' model."""
+        return "BertForPreTraining" if self.is_bert else f"{self.family}ForMaskedLM"
+
+    @property
     def providers(self) -> tuple[str, ...]:
         """Who takes part, ours first."""
         return PROVIDERS if self.is_bert else FAMILY_PROVIDERS

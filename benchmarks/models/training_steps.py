@@ -27,13 +27,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.kit.bert import LABEL_SHARE
-from benchmarks.kit.clock import QueueClock, Times, interleaved, time_on_device
+from benchmarks.kit.clock import Times, interleaved
 from benchmarks.kit.record import reason
 from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
@@ -41,7 +41,6 @@ from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH
 from bert_fast import fuse, graphs
 from bert_fast.testing.tolerances import RELATIVE
 
-DEVICE_ROUNDS = 3  # in which the device's own time is taken; what it sleeps before them costs more than the steps
 STEADY_STEPS = 5  # queued one after the other before the host waits for the device, as a training loop does
 WARMUP_STEPS = 3  # a graph is captured in the step after them
 
@@ -63,14 +62,24 @@ def model_flops(case: StepCase, lengths: list[int], num_labels: int) -> int:
     return case.size.training_flops(lengths, num_labels, case.vocab_size) + 3 * sentences
 
 
+def draw_words(case: StepCase, generator: torch.Generator) -> tuple[list[int], Tensor, Tensor]:
+    """(lengths, which positions are words, input_ids): random words, padded to the longest; the last two [B, S]."""
+    lengths = case.draw()
+    keep = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+    padding = FAMILIES[case.family].pad_token_id
+    input_ids = torch.randint(padding + 1, case.vocab_size, keep.shape, generator=generator)
+    return lengths, keep, input_ids.masked_fill(~keep, padding)
+
+
+def boundaries(keep: Tensor) -> Tensor:
+    """cu_seqlens of the words."""
+    return nn.functional.pad(keep.sum(1).cumsum(0), (1, 0)).int()
+
+
 def make_batch(case: StepCase, device: torch.device) -> Batch:
     """Random words, of which every sequence is asked for 15 %, and random answers to "is it the next sentence"."""
     generator = torch.Generator().manual_seed(1)
-    lengths = case.draw()
-    keep = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]  # [B, S]
-    padding = FAMILIES[case.family].pad_token_id
-    input_ids = torch.randint(padding + 1, case.vocab_size, keep.shape, generator=generator)
-    input_ids = input_ids.masked_fill(~keep, padding)
+    lengths, keep, input_ids = draw_words(case, generator)
     is_asked = (torch.rand(keep.shape, generator=generator) < LABEL_SHARE) & keep
     is_asked[0, 0] = True
     words = torch.randint(1, case.vocab_size, keep.shape, generator=generator)
@@ -80,7 +89,7 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": words.masked_fill(~is_asked, -100)}
     packed = {
         "input_ids": input_ids[keep],
-        "cu_seqlens": nn.functional.pad(keep.sum(1).cumsum(0), (1, 0)).int(),
+        "cu_seqlens": boundaries(keep),
         "masked_lm_positions": is_asked[keep].nonzero().squeeze(1),
         "labels": words[is_asked],
     }
@@ -92,12 +101,36 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     )
 
 
+def budget_of(batch: Batch) -> graphs.Budget:
+    """What the batch fills."""
+    return graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
+
+
+def their_step_model(case: StepCase, attention: str = "sdpa") -> nn.Module:
+    """transformers' model of the case, with random weights."""
+    options = {"vocab_size": case.vocab_size}
+    if case.is_bert:
+        options["max_position_embeddings"] = max(512, case.max_len)
+    model: nn.Module = their_model(case.kind, case.size, attention, **options)
+    return model
+
+
+def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
+    """transformers' model with SDPA, whose weights all contestants get: the only ones that are drawn, on the device."""
+    torch.manual_seed(0)
+    with device:
+        return their_step_model(case)
+
+
 class Contestant:
     """A model with its optimizer and its form of the batch.
 
-    donor: whose weights the model gets. host_seconds: of every step so far, until the host had queued all of it.
-    last_loss: of the last step, without its graph.
+    attentions: of transformers' models, by provider, where it is not SDPA. donor: whose weights the model gets.
+    host_seconds: of every step so far, until the host had queued all of it. last_loss: of the last step, without its
+    graph. Raises BackendError without CUDA where layers are graphs.
     """
+
+    attentions: ClassVar[dict[str, str]] = {"eager": "eager"}
 
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         self._device = batch.padded["input_ids"].device
@@ -118,7 +151,15 @@ class Contestant:
         return dict(batch.padded) | ({"output_logits": False} if provider == "labelled" else {})
 
     def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
-        return _make_model(provider, case, donor)
+        if provider in ("bert_fast", GRAPH):
+            return our_model(donor)
+        if provider == FUSED_GRAPHS:
+            graphs.check_device(provider, self._device)
+        attention = self.attentions.get(provider, "sdpa")
+        theirs = with_weights_of(donor, lambda: their_step_model(case, attention))
+        if provider == FUSED_GRAPHS:
+            return fuse(theirs, graphs=[budget_of(batch)])
+        return fuse(theirs) if provider in ("fused", "labelled") else theirs
 
     def loss(self) -> Tensor:
         """Of the batch."""
@@ -128,8 +169,7 @@ class Contestant:
     def step(self) -> None:
         """One whole step; returns when the device is through."""
         began = time.perf_counter()
-        for part in self._parts():
-            part()
+        self._queue()
         self.host_seconds.append(time.perf_counter() - began)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -137,8 +177,7 @@ class Contestant:
     def steps(self, count: int) -> None:
         """As many steps, each queued as soon as the host is through with the one before; waits for the device once."""
         for _ in range(count):
-            for part in self._parts():
-                part()
+            self._queue()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -151,40 +190,16 @@ class Contestant:
         self.step()
         return torch.cuda.max_memory_allocated(self._device) - before
 
-    def device_time(self) -> tuple[float | None, str | None]:
-        """(seconds that the device works in a step, clock) as `time_on_device` has them; None on a CPU."""
-        if self._device.type != "cuda":
-            return None, None
-        with torch.cuda.device(self._device):
-            found = [time_on_device(self._parts(), torch.cuda) for _ in range(DEVICE_ROUNDS)]
-        clocks = {clock for _, clock in found}
-        clock = QueueClock.LAUNCH_BOUND if QueueClock.LAUNCH_BOUND in clocks else QueueClock.QUEUE
-        return statistics.median(seconds for seconds, _ in found), clock
-
-    def _parts(self) -> tuple[Callable[[], object], ...]:
-        """What makes up a step, to be called in turn."""
-        return self._forward, self._backward, self._optimize
-
-    def _forward(self) -> None:
-        self.last_loss = self.loss()
-
-    def _backward(self) -> None:
-        assert self.last_loss is not None
-        self.last_loss.backward()
-        self.last_loss = self.last_loss.detach()
+    def _queue(self) -> None:
+        """All of a step, whether the device is through or not."""
+        loss = self.loss()
+        loss.backward()
+        self._optimize()
+        self.last_loss = loss.detach()
 
     def _optimize(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-
-
-class GraphedContestant(Contestant):
-    """The layers of a fused model are replayed, for a budget that the batch fills; BackendError without CUDA."""
-
-    def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
-        graphs.check_device(provider, batch.padded["input_ids"].device)
-        super().__init__(provider, case, batch, donor, compile_backend)
-        fuse(self.model, graphs=[budget_of(batch)])
 
 
 class CapturedContestant(Contestant):
@@ -203,47 +218,15 @@ class CapturedContestant(Contestant):
         self._optimize()
         return loss.detach()
 
-    def _parts(self) -> tuple[Callable[[], object], ...]:
-        return (self._replay,)
-
-    def _replay(self) -> None:
+    def _queue(self) -> None:
         self.last_loss = self._captured(self._inputs)
-
-
-def budget_of(batch: Batch) -> graphs.Budget:
-    """What the batch fills."""
-    return graphs.Budget(sum(batch.lengths), len(batch.lengths), max(batch.lengths), batch.num_labels)
-
-
-def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
-    """transformers' model with SDPA, whose weights all contestants get: the only ones that are drawn, on the device."""
-    torch.manual_seed(0)
-    with device:
-        return _their_model(case, "sdpa")
-
-
-def _their_model(case: StepCase, attention: str) -> nn.Module:
-    options = {"vocab_size": case.vocab_size}
-    if case.is_bert:
-        options["max_position_embeddings"] = max(512, case.max_len)
-    kind = "BertForPreTraining" if case.is_bert else f"{case.family}ForMaskedLM"
-    model: nn.Module = their_model(kind, case.size, attention, **options)
-    return model
-
-
-def _make_model(provider: str, case: StepCase, donor: nn.Module) -> nn.Module:
-    if provider in ("bert_fast", GRAPH):
-        return our_model(donor)
-    theirs = with_weights_of(donor, lambda: _their_model(case, "eager" if provider == "eager" else "sdpa"))
-    return fuse(theirs) if provider in ("fused", FUSED_GRAPHS, "labelled") else theirs
 
 
 def make_contestant(
     provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str = "inductor"
 ) -> Contestant:
     """One of the case's `providers` or `COMPILED_PROVIDERS`, with the donor's weights."""
-    kind = {GRAPH: CapturedContestant, FUSED_GRAPHS: GraphedContestant}.get(provider, Contestant)
-    return kind(provider, case, batch, donor, compile_backend)
+    return (CapturedContestant if provider == GRAPH else Contestant)(provider, case, batch, donor, compile_backend)
 
 
 def compile_step(case: StepCase, device: torch.device, compile_backend: str) -> None:
@@ -258,6 +241,7 @@ class Race:
     """
 
     steady_rounds = 0  # of `STEADY_STEPS` steps each, whose time without a wait in between is a result of its own
+    has_graph = True  # a step of ours is captured as one graph, too
 
     def __init__(
         self, case: StepCase, device: torch.device, rounds: int, matmul_tflop_s: float | None, compile_backend: str
@@ -324,24 +308,14 @@ class Race:
     def _result(self, provider: str, taken: Times) -> dict[str, Any]:
         case, batch, contestant = self._case, self._batch, self.contestants[provider]
         host_seconds = statistics.median(contestant.host_seconds[-self._rounds :])
-        try:
-            gpu_seconds, gpu_clock = contestant.device_time()
-        except Exception as failure:  # the other figures stand without it
-            gpu_seconds, gpu_clock = None, reason(failure, 300)
         real, ceiling = sum(batch.lengths), self._matmul_tflop_s
         tflop_s = self._flops() / taken.median / 1e12
-        low, high = taken.quantiles()
         return {
             "case": case.name,
             "provider": provider,
             "fill": round(real / batch.padded["input_ids"].numel(), 4),
-            "ms": round(taken.median * 1e3, 3),
-            "ms_p20": round(low * 1e3, 3),
-            "ms_p80": round(high * 1e3, 3),
+            **taken.milliseconds(),
             "host_ms": round(host_seconds * 1e3, 3),
-            "gpu_ms": None if gpu_seconds is None else round(gpu_seconds * 1e3, 3),
-            "gpu_share": None if gpu_seconds is None else round(gpu_seconds / taken.median, 4),
-            "gpu_clock": gpu_clock,
             "sequences_per_s": round(case.batch_size / taken.median, 1),
             "real_tokens_per_s": round(real / taken.median, 1),
             "model_tflop_s": round(tflop_s, 3),
@@ -360,6 +334,7 @@ def time_steps(
     matmul_tflop_s: float | None,
     compile_backend: str = "inductor",
     is_compiled: bool = False,
+    race_of: type[Race] = Race,
 ) -> Iterator[dict[str, Any]]:
     """Yields a result for each contestant, or {"provider", "skipped"}: it failed, or its loss is not the others'.
 
@@ -367,12 +342,13 @@ def time_steps(
 
     matmul_tflop_s: what the device reaches in a large matrix product, for MFU; None: not measured.
     is_compiled: time transformers' model under torch.compile, in place of the uncompiled ones but SDPA.
+    race_of: what kind of race the case is.
     """
-    race = Race(case, device, rounds, matmul_tflop_s, compile_backend)
+    race = race_of(case, device, rounds, matmul_tflop_s, compile_backend)
     for provider in COMPILED_PROVIDERS if is_compiled else case.providers:
         yield from race.enter(provider)
     yield from race.times()
-    if case.is_bert and not is_compiled:
+    if race.has_graph and case.is_bert and not is_compiled:
         known = list(race.contestants)
         for provider in known:
             if provider != "bert_fast":

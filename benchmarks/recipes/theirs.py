@@ -3,7 +3,10 @@
 Both sides begin with the same weights, the new head's included: those that our side draws from the seed.
 """
 
+import csv
+import json
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -14,8 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.recipes import examples
-from benchmarks.recipes.cases import Clock, Recipe, as_words, figures
+from benchmarks.recipes.cases import Recipe, as_words, cost, figures
 from bert_fast.cli.arguments import ModelArguments, make_parser, parsed
 from bert_fast.training import TrainingArguments
 from bert_fast.training.tasks import task_named
@@ -24,6 +26,16 @@ _SHARE_EVERY = 10  # steps
 
 Rows = list[dict[str, Any]]
 Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question, its context, the right answers and the first character of the first one."""
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    answer_start: int
 
 
 @dataclass(frozen=True)
@@ -41,31 +53,26 @@ def their_run(recipe: Recipe, flags: dict[str, Any], masks_padding: bool = False
 
     Of the task qa also `padding_share`: the probability that the softmax over a window's positions has on padding, mean
     of a batch, for every tenth step from the first on. masks_padding keeps padding out of that softmax.
-
-    Raises:
-        ValueError: masks_padding with another task than qa.
     """
-    if masks_padding and recipe.task != "qa":
-        raise ValueError(f"masks_padding: expected the task qa, got {recipe.task}")
-    clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start"
         name, data = _save_start(recipe.task, flags, start)
-        with clock.running():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-            model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
-            shares = _watch_padding(model, masks_padding) if recipe.task == "qa" else []
-            parts = _PARTS[recipe.task](data, tokenizer, model)
-            trainer = _CountingTrainer(
-                model,
-                _arguments(flags, Path(directory)),
-                data_collator=parts.collator,
-                train_dataset=parts.train,
-                eval_dataset=parts.valid,
-                compute_metrics=parts.scores,
-                processing_class=tokenizer,
-            )
-            trainer.train()
+        begun = time.perf_counter(), time.process_time()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(start)
+        model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
+        shares = _watch_padding(model, masks_padding) if recipe.task == "qa" else []
+        parts = _PARTS[recipe.task](data, tokenizer, model)
+        trainer = _CountingTrainer(
+            model,
+            _arguments(flags, Path(directory)),
+            data_collator=parts.collator,
+            train_dataset=parts.train,
+            eval_dataset=parts.valid,
+            compute_metrics=parts.scores,
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        taken = cost(*begun)
         log = trainer.state.log_history
     return {
         "metrics": figures(next(line for line in reversed(log) if "eval_loss" in line)),
@@ -73,9 +80,7 @@ def their_run(recipe: Recipe, flags: dict[str, Any], masks_padding: bool = False
         "tokens": trainer.tokens,
         "padded_tokens": trainer.padded_tokens,
         **({"padding_share": [round(share, 4) for share in shares[::_SHARE_EVERY]]} if shares else {}),
-        "seconds": round(clock.seconds, 1),
-        "cpu_seconds": round(clock.cpu_seconds, 1),
-        "threads": torch.get_num_threads(),
+        **taken,
     }
 
 
@@ -146,7 +151,7 @@ def _classify(data: Any, tokenizer: Any, model: Any) -> Parts:
     numbers = {label: number for number, label in model.config.id2label.items()}
 
     def rows(path: str) -> Rows:
-        found = examples.columns(path, data.text_column_name, data.label_column_name)
+        found = _columns(path, data.text_column_name, data.label_column_name)
         tokens = tokenizer([text for text, _ in found], truncation=True, max_length=data.max_seq_length)
         return _rows(tokens, labels=[numbers[label] for _, label in found])
 
@@ -169,7 +174,7 @@ def _ner(data: Any, tokenizer: Any, model: Any) -> Parts:
     numbers = {label: number for number, label in names.items()}
 
     def rows(path: str) -> Rows:
-        found = examples.sentences(path, data.label_column)
+        found = _sentences(path, data.label_column)
         words, tags = ([row[part] for row in found] for part in (0, 1))
         tokens = tokenizer(words, is_split_into_words=True, truncation=True, max_length=data.max_seq_length)
         labels = []
@@ -202,7 +207,7 @@ def _ner(data: Any, tokenizer: Any, model: Any) -> Parts:
 def _qa(data: Any, tokenizer: Any, model: Any) -> Parts:
     from torchmetrics.functional.text import squad
 
-    train, valid = examples.questions(data.train_file), examples.questions(data.validation_file)
+    train, valid = _questions(data.train_file), _questions(data.validation_file)
     train_rows, _, _ = _windows(train, data, tokenizer)
     valid_rows, spans, owners = _windows(valid, data, tokenizer)
 
@@ -223,7 +228,7 @@ def _qa(data: Any, tokenizer: Any, model: Any) -> Parts:
 
 
 def _windows(
-    questions: list[examples.Question], data: Any, tokenizer: Any
+    questions: list[_Question], data: Any, tokenizer: Any
 ) -> tuple[Rows, list[list[tuple[int, int] | None]], list[int]]:
     """(rows, characters of every token of a context and None for others, question of every row)."""
     tokens = tokenizer(
@@ -270,7 +275,7 @@ def _best_span(
 def _choice(data: Any, tokenizer: Any, model: Any) -> Parts:
     def rows(path: str) -> Rows:
         made = []
-        for context, endings, label in examples.choices(path):
+        for context, endings, label in _choices(path):
             tokens = tokenizer([context] * len(endings), endings, truncation=True, max_length=data.max_seq_length)
             made.append({**tokens, "labels": label})
         return made
@@ -280,6 +285,49 @@ def _choice(data: Any, tokenizer: Any, model: Any) -> Parts:
 
     collator = transformers.DataCollatorForMultipleChoice(tokenizer)
     return Parts(rows(data.train_file), rows(data.validation_file), collator, scores)
+
+
+def _columns(path: str, *names: str) -> list[tuple[str, ...]]:
+    """Columns of a TSV file, by their names in its header or, of a file without one, by their numbers."""
+    rows = [line.split("\t") for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
+    if all(name.isdigit() for name in names):
+        places = [int(name) for name in names]
+    else:
+        header, *rows = rows
+        places = [header.index(name) for name in names]
+    return [tuple(row[place] for place in places) for row in rows]
+
+
+def _sentences(path: str, label_column: int) -> list[tuple[list[str], list[str]]]:
+    """(words, tags) of the sentences of a CoNLL file."""
+    blocks = Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+    rows = [[line.split("\t") for line in block.split("\n")] for block in blocks]
+    return [([row[0] for row in block], [row[label_column] for row in block]) for block in rows]
+
+
+def _questions(path: str) -> list[_Question]:
+    """The questions of a file as SQuAD 1.1 has it."""
+    articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+    return [
+        _Question(
+            asked["question"],
+            paragraph["context"],
+            tuple(answer["text"] for answer in asked["answers"]),
+            asked["answers"][0]["answer_start"],
+        )
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for asked in paragraph["qas"]
+    ]
+
+
+def _choices(path: str) -> list[tuple[str, list[str], int]]:
+    """(first sentence, four ways on from it, number of the right one) of a SWAG file, CSV or JSON lines."""
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file)) if path.endswith(".csv") else [json.loads(line) for line in file]
+    return [
+        (row["sent1"], [f"{row['sent2']} {row[f'ending{k}']}" for k in range(4)], int(row["label"])) for row in rows
+    ]
 
 
 def _rows(tokens: Any, **labels: Iterable[Any]) -> Rows:

@@ -2,7 +2,7 @@
 
 cases.py        what is encoded: one text, batches as they come, and sorted ones
 contestants.py  what encodes it
-timing.py       the figures of a case, in turns
+speed.py        the figures of a case, in turns
 start.py        from files to the first answer, and memory; each contestant in a process of its own, answer.py
 report.py       the tables of docs/results.md
 """

@@ -5,6 +5,7 @@
 The answer are hidden states of one text of 31 tokens.
 """
 
+import importlib
 import json
 import sys
 import time
@@ -15,40 +16,45 @@ from typing import Any
 IDS = [101, *range(2000, 2029), 102]
 SHOWN = 8  # of the answer's numbers, by which contestants are compared
 # None once all is imported, then some of the first answer's numbers; the model is kept until the memory was looked at.
-Steps = Iterator[Any]
+Contestant = Callable[[Path, int], Iterator[Any]]
+States = Callable[[dict[str, Any]], Any]  # hidden states of a batch, from and to NumPy's arrays
 
 
-def _of_transformers(folder: Path, threads: int) -> Steps:
-    import torch
+def _plain(folder: Path) -> Any:
     from transformers import BertModel
 
-    yield None
-    torch.set_num_threads(threads)
-    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    yield hidden_states(model)
+    return BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
 
 
-def _of_fuse(folder: Path, threads: int) -> Steps:
-    import torch
-    from transformers import BertModel
-
+def _fused(folder: Path) -> Any:
     import bert_fast
 
-    yield None
-    torch.set_num_threads(threads)
-    model = bert_fast.fuse(BertModel.from_pretrained(folder, add_pooling_layer=False).eval())
-    yield hidden_states(model)
+    return bert_fast.fuse(_plain(folder))
 
 
-def _of_own_class(folder: Path, threads: int) -> Steps:
-    import torch
-
+def _own(folder: Path) -> Any:
     import bert_fast
 
-    yield None
-    torch.set_num_threads(threads)
-    model = bert_fast.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    yield hidden_states(model)
+    return bert_fast.BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+
+
+def onnxruntime_states(onnx_model: str | bytes, threads: int) -> States:
+    """A model of ONNX, a file's name or its bytes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)[0]
+
+
+def openvino_states(model: Any, threads: int) -> States:
+    """A model of OpenVINO, a file's name or the model itself."""
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(model, "CPU", settings)
+    return lambda inputs: compiled(inputs)[0].copy()
 
 
 def hidden_states(model: Any) -> list[float]:
@@ -62,54 +68,40 @@ def hidden_states(model: Any) -> list[float]:
     return shown
 
 
-def onnxruntime_session(onnx_model: str | bytes, threads: int) -> Any:
-    """What runs a model of ONNX, a file's name or its bytes."""
-    import onnxruntime
+def _of_torch(packages: str, load: Callable[[Path], Any]) -> Contestant:
+    def steps(folder: Path, threads: int) -> Iterator[Any]:
+        import torch
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
+        for package in packages.split():
+            importlib.import_module(package)
+        yield None
+        torch.set_num_threads(threads)
+        model = load(folder)
+        yield hidden_states(model)
 
-
-def openvino_model(model: Any, threads: int) -> Any:
-    """What runs a model of OpenVINO, a file's name or the model itself."""
-    import openvino
-
-    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    return openvino.Core().compile_model(model, "CPU", settings)
+    return steps
 
 
-def _of_onnxruntime(folder: Path, threads: int, name: str = "model.onnx") -> Steps:
-    import numpy as np
-    import onnxruntime  # noqa: F401  (counted as an import)
+def _of_file(package: str, name: str, load: Callable[[str, int], States]) -> Contestant:
+    def steps(folder: Path, threads: int) -> Iterator[Any]:
+        import numpy as np
 
-    yield None
-    session = onnxruntime_session(str(folder / name), threads)
-    ids = np.array([IDS])
-    yield session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0, 0, :SHOWN].tolist()
+        importlib.import_module(package)
+        yield None
+        states, ids = load(str(folder / name), threads), np.array([IDS])
+        yield states({"input_ids": ids, "attention_mask": np.ones_like(ids)})[0, 0, :SHOWN].tolist()
 
-
-def _of_onnxruntime_optimized(folder: Path, threads: int) -> Steps:
-    return _of_onnxruntime(folder, threads, "optimized.onnx")
+    return steps
 
 
-def _of_openvino(folder: Path, threads: int) -> Steps:
-    import numpy as np
-    import openvino  # noqa: F401  (counted as an import)
-
-    yield None
-    compiled = openvino_model(str(folder / "openvino.xml"), threads)
-    ids = np.array([IDS])
-    yield compiled({"input_ids": ids, "attention_mask": np.ones_like(ids)})[0][0, 0, :SHOWN].tolist()
-
-
-CONTESTANTS: dict[str, Callable[[Path, int], Steps]] = {
-    "bert_fast.fuse": _of_fuse,
-    "bert_fast.BertModel": _of_own_class,
-    "transformers": _of_transformers,
-    "onnxruntime": _of_onnxruntime,
-    "onnxruntime optimized": _of_onnxruntime_optimized,
-    "openvino": _of_openvino,
+_BERT = "transformers.models.bert.modeling_bert"
+CONTESTANTS: dict[str, Contestant] = {
+    "bert_fast.fuse": _of_torch(f"{_BERT} bert_fast", _fused),
+    "bert_fast.BertModel": _of_torch("bert_fast", _own),
+    "transformers": _of_torch(_BERT, _plain),
+    "onnxruntime": _of_file("onnxruntime", "model.onnx", onnxruntime_states),
+    "onnxruntime optimized": _of_file("onnxruntime", "optimized.onnx", onnxruntime_states),
+    "openvino": _of_file("openvino", "openvino.xml", openvino_states),
 }
 
 
@@ -119,18 +111,15 @@ def _mib(field: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1]) / 1024
 
 
-def main(name: str, folder: str, threads: str) -> int:
-    """Command line."""
+def _main(name: str, folder: str, threads: str) -> None:
     begun = time.perf_counter()
     steps = CONTESTANTS[name](Path(folder), int(threads))
     next(steps)
     imported = time.perf_counter()
     answer = next(steps)
-    answered = time.perf_counter()
-    times = {"import_s": imported - begun, "answer_s": answered - imported}
+    times = {"import_s": imported - begun, "answer_s": time.perf_counter() - imported}
     print(json.dumps({**times, "resident_mib": _mib("VmRSS"), "most_mib": _mib("VmHWM"), "answer": answer}))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    _main(*sys.argv[1:])

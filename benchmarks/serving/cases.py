@@ -4,7 +4,6 @@ import csv
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from benchmarks.kit.bert import BASE, MINILM, Size
 from benchmarks.kit.record import DATA
@@ -14,7 +13,8 @@ TEXTS = 256  # that are cut into batches, before or after they are sorted
 SINGLE = (31, 128, 512)
 # Name: (size, how many of the batches are timed, evenly spaced).
 MODELS: dict[str, tuple[Size, int]] = {"MiniLM": (MINILM, 4), "BERT-base": (BASE, 2)}
-Batch = tuple[Tensor, Tensor]  # input_ids and attention_mask, [B, S]
+CASES = (*(f"one_{length}" for length in SINGLE), "as_they_come", "sorted")
+Batch = dict[str, Any]  # arguments of a model
 
 
 class Case(NamedTuple):
@@ -39,18 +39,19 @@ class Case(NamedTuple):
         return (sum(self.lengths) * size.encoder_flops_per_token + attention) / 1e9
 
     def padded(self) -> list[Batch]:
-        """As padded batches."""
+        """input_ids and attention_mask of every batch, [B, S]."""
         made = []
         for batch in self.batches:
             rows = [torch.tensor(ids) for ids in batch]
             ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths = torch.tensor([len(row) for row in rows])
-            made.append((ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()))
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+            made.append({"input_ids": ids, "attention_mask": mask})
         return made
 
-    def packed(self) -> list[dict[str, Any]]:
-        """The same without padding, as arguments of a fused model."""
-        made: list[dict[str, Any]] = []
+    def packed(self) -> list[Batch]:
+        """The same without padding, for a fused model."""
+        made = []
         for batch in self.batches:
             lengths = torch.tensor([0, *map(len, batch)])
             ids = torch.tensor([token for ids in batch for token in ids])
@@ -59,8 +60,21 @@ class Case(NamedTuple):
         return made
 
 
-def reviews() -> list[list[int]]:
-    """Ids of the first film reviews of a set, in its order. Raises OSError where they are not there."""
+def cases(num_batches: int) -> dict[str, Case]:
+    """`CASES` by name; of batches, `num_batches`, evenly spaced. Raises OSError where the texts are not there."""
+    texts = _reviews()
+    start, *stream = [token for ids in texts for token in ids[:-1]]
+    end = texts[0][-1]
+    found = [[[[start, *stream[: length - 2], end]]] for length in SINGLE]
+    for ordered in (texts, sorted(texts, key=len)):
+        batches = [ordered[begin : begin + BATCH_SIZE] for begin in range(0, len(ordered), BATCH_SIZE)]
+        stride = len(batches) // num_batches
+        found.append(batches[stride // 2 :: stride])
+    return {name: Case(name, batches) for name, batches in zip(CASES, found, strict=True)}
+
+
+def _reviews() -> list[list[int]]:
+    """Ids of the first film reviews of a set, in its order."""
     from bert_fast import BertTokenizer
 
     with (DATA / "classification" / "sentence_polarity" / "train.tsv").open(encoding="utf-8", newline="") as file:
@@ -68,22 +82,3 @@ def reviews() -> list[list[int]]:
         texts = [row["sentence"] for row, _ in zip(rows, range(TEXTS), strict=False)]
     tokenizer = BertTokenizer.from_pretrained(DATA / "vocab" / "bert-base-uncased")
     return [list(ids) for ids in tokenizer(texts)["input_ids"]]
-
-
-def cases(num_batches: int) -> list[Case]:
-    """All of them; of batches, `num_batches`, evenly spaced. Raises OSError where the texts are not there."""
-    texts = reviews()
-    start, *stream = [token for ids in texts for token in ids[:-1]]
-    end = texts[0][-1]
-    single = [Case(f"one_{length}", [[[start, *stream[: length - 2], end]]]) for length in SINGLE]
-    parts = (("as_they_come", texts), ("sorted", sorted(texts, key=len)))
-    return [*single, *(Case(name, _spread(_cut(ids), num_batches)) for name, ids in parts)]
-
-
-def _cut(texts: list[list[int]]) -> list[list[list[int]]]:
-    return [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-
-
-def _spread(batches: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    stride = len(batches) // count
-    return batches[stride // 2 :: stride]

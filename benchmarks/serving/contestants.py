@@ -1,5 +1,6 @@
 """What encodes: bert_fast, and what people serve with; those whose packages are not there are named and left out."""
 
+import copy
 import importlib.util
 import io
 import sys
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.kit.bert import Size
-from benchmarks.serving.answer import onnxruntime_session, openvino_model
-from benchmarks.serving.cases import Case
+from benchmarks.serving.answer import States, onnxruntime_states, openvino_states
+from benchmarks.serving.cases import Batch, Case
 
 Run = Callable[[], list[Tensor]]  # hidden states of every batch
+TOLERANCE = 1e-3  # between fp32 hidden states, which are of size 1
 
 
 def model_of(size: Size) -> Any:
@@ -29,23 +31,29 @@ def contestants(model: Any, threads: int, compiles: bool) -> dict[str, Callable[
     """What each makes of a case; those whose packages are not there are named on stderr."""
     import bert_fast
 
-    fused = bert_fast.fuse(_copy(model))
+    fused = bert_fast.fuse(copy.deepcopy(model))
     found = {
-        "bert_fast": _of_torch(fused, _padded),
+        "bert_fast": _of_torch(fused, Case.padded),
         "bert_fast packed": _of_torch(fused, Case.packed),
-        "transformers": _of_torch(model, _padded),
+        "transformers": _of_torch(model, Case.padded),
     }
     if compiles:
         # The number of threads is part of the code that is made, and so of the key under which it is kept.
-        compiled = torch.compile(_copy(model), dynamic=True, options={"cpp.threads": threads})
-        found["torch.compile"] = _of_torch(compiled, _padded)
+        compiled = torch.compile(copy.deepcopy(model), dynamic=True, options={"cpp.threads": threads})
+        found["torch.compile"] = _of_torch(compiled, Case.padded)
     if all(map(is_there, ("onnx", "onnxruntime"))):
         onnx = exported(model)
-        found["onnxruntime"] = _of_onnxruntime(onnx, threads)
-        found["onnxruntime optimized"] = _of_onnxruntime(optimized(onnx, model.config), threads)
+        found["onnxruntime"] = _of_arrays(onnxruntime_states(onnx, threads))
+        found["onnxruntime optimized"] = _of_arrays(onnxruntime_states(optimized(onnx, model.config), threads))
         if is_there("openvino"):
-            found["openvino"] = _of_openvino(onnx, threads)
+            found["openvino"] = _of_arrays(openvino_states(for_openvino(onnx), threads))
     return found
+
+
+def check_close(name: str, error: float) -> None:
+    """Raises RuntimeError if a contestant's hidden states are further from transformers' than `TOLERANCE`."""
+    if not error <= TOLERANCE:
+        raise RuntimeError(f"{name}: expected hidden states within {TOLERANCE} of transformers', got {error:.1e}")
 
 
 def is_there(package: str) -> bool:
@@ -56,13 +64,7 @@ def is_there(package: str) -> bool:
     return found
 
 
-def _copy(model: Any) -> Any:
-    copy = type(model)(model.config, add_pooling_layer=False).eval()
-    copy.load_state_dict(model.state_dict())
-    return copy
-
-
-def _of_torch(model: Any, arguments: Callable[[Case], list[dict[str, Any]]]) -> Callable[[Case], Run]:
+def _of_torch(model: Any, arguments: Callable[[Case], list[Batch]]) -> Callable[[Case], Run]:
     """arguments: of the model, for every batch of a case."""
 
     def prepare(case: Case) -> Run:
@@ -75,10 +77,6 @@ def _of_torch(model: Any, arguments: Callable[[Case], list[dict[str, Any]]]) -> 
         return run
 
     return prepare
-
-
-def _padded(case: Case) -> list[dict[str, Any]]:
-    return [{"input_ids": ids, "attention_mask": mask} for ids, mask in case.padded()]
 
 
 def exported(model: Any) -> bytes:
@@ -118,23 +116,16 @@ def optimized(onnx_model: bytes, config: Any) -> bytes:
     return serialized
 
 
-def _of_onnxruntime(onnx_model: bytes, threads: int) -> Callable[[Case], Run]:
-    session = onnxruntime_session(onnx_model, threads)
-    return _of_arrays(lambda inputs: session.run(None, inputs)[0])
-
-
-def _of_openvino(onnx_model: bytes, threads: int) -> Callable[[Case], Run]:
+def for_openvino(onnx_model: bytes) -> Any:
+    """As OpenVINO has it."""
     import openvino
 
-    compiled = openvino_model(openvino.convert_model(io.BytesIO(onnx_model)), threads)
-    return _of_arrays(lambda inputs: compiled(inputs)[0].copy())
+    return openvino.convert_model(io.BytesIO(onnx_model))
 
 
-def _of_arrays(states: Callable[[dict[str, Any]], Any]) -> Callable[[Case], Run]:
-    """states: hidden states of a batch, from and to NumPy's arrays."""
-
+def _of_arrays(states: States) -> Callable[[Case], Run]:
     def prepare(case: Case) -> Run:
-        inputs = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in _padded(case)]
+        inputs = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in case.padded()]
         return lambda: [torch.from_numpy(states(one)) for one in inputs]
 
     return prepare

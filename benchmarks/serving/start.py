@@ -4,20 +4,15 @@ The files were written just before and are in the system's cache: transformers' 
 and with ONNX Runtime's fusions, and OpenVINO's own format, fp32 all of them. Making them is not counted.
 """
 
-import io
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.bert import Size
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.study import in_a_process
 from benchmarks.serving.answer import CONTESTANTS, hidden_states
-from benchmarks.serving.contestants import exported, is_there, model_of, optimized
-from benchmarks.serving.timing import TOLERANCE
+from benchmarks.serving.contestants import check_close, exported, for_openvino, is_there, model_of, optimized
 
 FIGURES = {"import_s": 2, "answer_s": 2, "resident_mib": 0, "most_mib": 0}  # and their digits
 
@@ -30,13 +25,11 @@ def measure_start(size: Size, threads: int, rounds: int) -> dict[str, Any]:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for _ in range(rounds):
             for name, lines in found.items():
-                lines.append(_line(name, Path(folder), threads))
+                lines.append(in_a_process("serving.answer", name, folder, str(threads)))
         weights = (Path(folder) / "model.safetensors").stat().st_size
     expected = hidden_states(model)
     for name, lines in found.items():
-        error = max(abs(a - b) for a, b in zip(lines[0]["answer"], expected, strict=True))
-        if not error <= TOLERANCE:
-            raise RuntimeError(f"{name}: expected hidden states within {TOLERANCE} of transformers', got {error:.1e}")
+        check_close(name, max(abs(a - b) for a, b in zip(lines[0]["answer"], expected, strict=True)))
     return {
         "entrants": {
             name: {key: round(statistics.median(line[key] for line in lines), d) for key, d in FIGURES.items()}
@@ -59,17 +52,6 @@ def _write(folder: Path, model: Any) -> list[str]:
         if is_there("openvino"):
             import openvino
 
-            openvino.save_model(
-                openvino.convert_model(io.BytesIO(onnx)), folder / "openvino.xml", compress_to_fp16=False
-            )
+            openvino.save_model(for_openvino(onnx), folder / "openvino.xml", compress_to_fp16=False)
             names.append("openvino")
     return names
-
-
-def _line(name: str, folder: Path, threads: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.serving.answer", name, str(folder), str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{name}: the process ended with {done.returncode}: {done.stderr[-2000:]}")
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return line

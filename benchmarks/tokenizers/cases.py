@@ -44,25 +44,20 @@ def _all(form: str) -> tuple[Entrant, ...]:
     return tuple(Entrant(name, name, form) for name in CONTESTANTS)
 
 
-_THREADS = (
-    Entrant("bert_fast", "bert_fast", "two_threads"),
-    Entrant("bert_fast, one thread", "bert_fast", "one_thread"),
-    Entrant("nanotoken", "nanotoken", "two_threads"),
-    Entrant("splintr", "splintr", "two_threads"),
-    Entrant("tokie", "tokie", "two_threads"),
-)
+def _of(contestants: str, form: str, **own: str) -> tuple[Entrant, ...]:
+    """bert_fast in a form, the same in other forms by what is said of them, then contestants in the first."""
+    others = (Entrant(f"bert_fast, {label}", "bert_fast", name) for name, label in own.items())
+    peers = (Entrant(name, name, form) for name in contestants.split())
+    return (Entrant("bert_fast", "bert_fast", form), *others, *peers)
+
+
+_THREADS = _of("nanotoken splintr tokie", "two_threads", one_thread="one thread")
 _ORIGINS = (
-    Entrant("bert_fast", "bert_fast", "arrays"),
-    Entrant("bert_fast, offsets", "bert_fast", "offsets"),
-    Entrant("bert_fast, word ids", "bert_fast", "word_ids"),
-    Entrant("bert_fast, both", "bert_fast", "origins"),
+    *_of("", "arrays", offsets="offsets", word_ids="word ids", origins="both"),
     Entrant("tokenizers", "tokenizers", "origins"),
 )
 _PACKED = (
-    Entrant("bert_fast", "bert_fast", "packed"),
-    Entrant("bert_fast, arrays", "bert_fast", "arrays"),
-    Entrant("bert_fast, arrays of int64", "bert_fast", "int64_arrays"),
-    Entrant("bert_fast, types and positions, too", "bert_fast", "entries"),
+    *_of("", "packed", arrays="arrays", int64_arrays="arrays of int64", entries="types and positions, too"),
     Entrant("nanotoken", "nanotoken", "arrays"),
 )
 

@@ -16,7 +16,6 @@ Texts get [CLS] and [SEP], except from those who know of none (`HAS_NO_SPECIAL_T
 import functools
 import importlib.util
 import json
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -24,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tokenizers.corpora import UnigramVocabulary, Vocabulary
+from benchmarks.tokenizers.vocabularies import UnigramVocabulary, Vocabulary
 
 Forms = dict[str, Callable[[Any], Any]]
 MAX_LENGTH = 512
 HAS_NO_SPECIAL_TOKENS = frozenset({"blingfire", "kitoken"})
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def load(name: str, vocabulary: Vocabulary) -> Forms:
@@ -39,17 +37,14 @@ def load(name: str, vocabulary: Vocabulary) -> Forms:
 
 def missing(name: str) -> str | None:
     """Why a contestant cannot take part, or None."""
-    module = _MODULES[name]
-    return (
-        None
-        if importlib.util.find_spec(module) is not None
-        else f"the package {_PACKAGES.get(name, name)} is not installed"
-    )
+    if importlib.util.find_spec(module(name)) is not None:
+        return None
+    return f"the package {_PACKAGES.get(name, name)} is not installed"
 
 
 def module(name: str) -> str:
     """What to import."""
-    return _MODULES[name]
+    return "flash_tokenizer" if name == "flash" else name
 
 
 def version(name: str) -> str:
@@ -62,7 +57,7 @@ def _bert_fast(vocabulary: Vocabulary) -> Forms:
 
     tokenizer: BertTokenizer | XLMRobertaTokenizer
     if isinstance(vocabulary, UnigramVocabulary):
-        tokenizer = XLMRobertaTokenizer(json.loads(tokenizer_json(vocabulary)))
+        tokenizer = XLMRobertaTokenizer(json.loads(vocabulary.tokenizer_json().read_text(encoding="utf-8")))
     else:
         tokenizer = BertTokenizer(vocabulary.path, do_lower_case=vocabulary.lowercase, model_max_length=None)
     ragged = tokenizer.encode_ragged
@@ -92,50 +87,11 @@ def _bert_fast(vocabulary: Vocabulary) -> Forms:
     }
 
 
-_provided: dict[Vocabulary, str] = {}
-
-
-def provide_tokenizer_json(vocabulary: Vocabulary, source: str) -> None:
-    """Spares this process making it, which needs `tokenizers`."""
-    _provided[vocabulary] = source
-
-
-@functools.cache
-def tokenizer_json(vocabulary: Vocabulary) -> str:
-    """The tokenizer.json that transformers would save for a vocabulary."""
-    if vocabulary in _provided:
-        return _provided[vocabulary]
-    if isinstance(vocabulary, UnigramVocabulary):
-        return vocabulary.tokenizer_json()
-    import tokenizers
-    from tokenizers.processors import TemplateProcessing
-
-    tokens = vocabulary.path.read_text(encoding="utf-8").splitlines()
-    made = tokenizers.BertWordPieceTokenizer(str(vocabulary.path), lowercase=vocabulary.lowercase)
-    made._tokenizer.add_special_tokens(list(SPECIAL))
-    made._tokenizer.post_processor = TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, tokens.index(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return str(made.to_str())
-
-
 def _tokenizers(vocabulary: Vocabulary) -> Forms:
     import tokenizers
 
-    source = tokenizer_json(vocabulary)
-    plain, padding = tokenizers.Tokenizer.from_str(source), tokenizers.Tokenizer.from_str(source)
-    padding.enable_truncation(MAX_LENGTH)
-    padding.enable_padding(length=MAX_LENGTH)
-
-    def arrays(texts: list[str], encode: Any = plain.encode_batch_fast) -> Any:
-        return _joined([encoding.ids for encoding in encode(texts)])
-
-    def padded(texts: list[str]) -> Any:
-        rows = padding.encode_batch_fast(texts)
-        names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-        return {key: np.array([getattr(row, name) for row in rows]) for key, name in names.items()}
+    path = str(vocabulary.tokenizer_json())
+    plain, padding = tokenizers.Tokenizer.from_file(path), _padding(tokenizers.Tokenizer.from_file(path))
 
     def origins(texts: list[str]) -> Any:
         rows = plain.encode_batch(texts)
@@ -143,8 +99,8 @@ def _tokenizers(vocabulary: Vocabulary) -> Forms:
         return *_joined([row.ids for row in rows]), np.array([o for row in rows for o in row.offsets]), np.array(words)
 
     return {
-        "arrays": arrays,
-        "padded": padded,
+        "arrays": lambda texts: _joined([encoding.ids for encoding in plain.encode_batch_fast(texts)]),
+        "padded": lambda texts: _matrices(padding.encode_batch_fast(texts)),
         "lists": lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts)],
         "one": lambda text: plain.encode(text).ids,
         "origins": origins,
@@ -154,7 +110,8 @@ def _tokenizers(vocabulary: Vocabulary) -> Forms:
 def _nanotoken(vocabulary: Vocabulary) -> Forms:
     import nanotoken
 
-    tokenizer = nanotoken.Tokenizer.from_json(tokenizer_json(vocabulary))
+    tokenizer = nanotoken.Tokenizer.from_json(vocabulary.tokenizer_json().read_text(encoding="utf-8"))
+    padding = dict(max_length=MAX_LENGTH, padding="max_length", parallel=False)
 
     def arrays(texts: list[str], parallel: bool = False) -> Any:
         ragged = tokenizer.encode_batch(texts, parallel=parallel)
@@ -162,9 +119,7 @@ def _nanotoken(vocabulary: Vocabulary) -> Forms:
 
     return {
         "arrays": arrays,
-        "padded": lambda texts: tokenizer.encode_batch_padded(
-            texts, max_length=MAX_LENGTH, padding="max_length", parallel=False
-        ),
+        "padded": lambda texts: tokenizer.encode_batch_padded(texts, **padding),
         "lists": lambda texts: tokenizer.encode_batch_list(texts, parallel=False),
         "one": lambda text: tokenizer.encode(text).tolist(),
         "two_threads": functools.partial(arrays, parallel=True),
@@ -174,7 +129,7 @@ def _nanotoken(vocabulary: Vocabulary) -> Forms:
 def _splintr(vocabulary: Vocabulary) -> Forms:
     import splintr
 
-    tokenizer = splintr.from_json_bytes(tokenizer_json(vocabulary).encode())
+    tokenizer = splintr.from_json_bytes(vocabulary.tokenizer_json().read_bytes())
 
     def arrays(texts: list[str]) -> Any:
         ids, boundaries = tokenizer.encode_batch_flat(texts)
@@ -186,25 +141,16 @@ def _splintr(vocabulary: Vocabulary) -> Forms:
 def _tokie(vocabulary: Vocabulary) -> Forms:
     import tokie
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer.json"
-        path.write_text(tokenizer_json(vocabulary), encoding="utf-8")
-        tokenizer, padding = tokie.Tokenizer.from_json(str(path)), tokie.Tokenizer.from_json(str(path))
-    padding.enable_truncation(MAX_LENGTH)
-    padding.enable_padding(length=MAX_LENGTH)
+    path = str(vocabulary.tokenizer_json())
+    tokenizer, padding = tokie.Tokenizer.from_json(path), _padding(tokie.Tokenizer.from_json(path))
 
     def arrays(texts: list[str]) -> Any:
         ids, lengths = tokenizer.encode_batch_flat(texts)
         return ids, _boundaries(lengths)
 
-    def padded(texts: list[str]) -> Any:
-        rows = padding.encode_batch(texts)
-        names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-        return {key: np.array([getattr(row, name) for row in rows], np.int64) for key, name in names.items()}
-
     return {
         "arrays": arrays,
-        "padded": padded,
+        "padded": lambda texts: _matrices(padding.encode_batch(texts)),
         "lists": lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)],
         "one": lambda text: tokenizer.encode(text).ids,
         "two_threads": arrays,
@@ -217,16 +163,14 @@ def _flash(vocabulary: Vocabulary) -> Forms:
     # Its max_length is that of the longest word as well as that of a row, so rows that stay whole need a large one.
     large = flash_tokenizer.BertTokenizerFlash(str(vocabulary.path), vocabulary.lowercase, 1_000_000)
     core = large.tokenizer
-
-    def padded(texts: list[str]) -> Any:
-        return large(texts, padding="max_length", max_length=MAX_LENGTH, return_tensors="np", do_multiprocess=False)
+    padding = dict(padding="max_length", max_length=MAX_LENGTH, return_tensors="np", do_multiprocess=False)
 
     def lists(texts: list[str]) -> Any:
         return core.batch_encode(texts, "longest", -1, False)
 
     return {
         "arrays": lambda texts: _joined(lists(texts)),
-        "padded": padded,
+        "padded": lambda texts: large(texts, **padding),
         "lists": lists,
         "one": lambda text: core.encode(text, "longest", -1),
     }
@@ -242,7 +186,7 @@ def _blingfire(vocabulary: Vocabulary) -> Forms:
         "bert-base-multilingual-cased": "bert_multi_cased.bin",
     }[vocabulary.name]
     handle = blingfire.load_model(str(Path(blingfire.__file__).with_name(model)))
-    unknown = vocabulary.path.read_text(encoding="utf-8").splitlines().index("[UNK]")
+    unknown = vocabulary.tokens().index("[UNK]")
 
     def one(text: str) -> Any:
         return blingfire.text_to_ids(handle, text, len(text) + 1, unknown, True)
@@ -257,12 +201,24 @@ def _blingfire(vocabulary: Vocabulary) -> Forms:
 def _kitoken(vocabulary: Vocabulary) -> Forms:
     import kitoken
 
-    tokenizer = kitoken.Kitoken.from_tokenizers(tokenizer_json(vocabulary).encode())
+    tokenizer = kitoken.Kitoken.from_tokenizers(vocabulary.tokenizer_json().read_bytes())
     return {
         "arrays": lambda texts: _joined(tokenizer.encode_all(texts, True)),
         "lists": lambda texts: tokenizer.encode_all(texts, True),
         "one": lambda text: tokenizer.encode(text, True),
     }
+
+
+def _padding(tokenizer: Any) -> Any:
+    """A tokenizer of `tokenizers` or tokie that cuts and pads."""
+    tokenizer.enable_truncation(MAX_LENGTH)
+    tokenizer.enable_padding(length=MAX_LENGTH)
+    return tokenizer
+
+
+def _matrices(rows: list[Any]) -> dict[str, np.ndarray]:
+    names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    return {key: np.array([getattr(row, name) for row in rows], np.int64) for key, name in names.items()}
 
 
 def _joined(rows: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -288,5 +244,4 @@ _LOADERS: dict[str, Callable[[Vocabulary], Forms]] = {
 }
 CONTESTANTS = tuple(_LOADERS)
 PEERS = CONTESTANTS[1:]
-_PACKAGES = {"bert_fast": "bert_fast", "splintr": "splintr-rs", "flash": "flash-tokenizer"}
-_MODULES = {name: {"flash": "flash_tokenizer"}.get(name, name) for name in CONTESTANTS}
+_PACKAGES = {"splintr": "splintr-rs", "flash": "flash-tokenizer"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.kit.record import DATA
-from benchmarks.tokenizers import unigram
+from benchmarks.tokenizers.vocabularies import UnigramVocabulary, Vocabulary
 
 DOCUMENT_BYTES = 2000
 LONG_BYTES = 250_000
@@ -19,53 +19,15 @@ CODE_BYTES = 3_500_000  # of the standard library, which is larger: about as muc
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """A published BERT vocabulary."""
-
-    name: str
-    lowercase: bool
-
-    @property
-    def path(self) -> Path:
-        """Its vocab.txt."""
-        return DATA / "vocab" / self.name / "vocab.txt"
-
-
-@dataclass(frozen=True)
-class UnigramVocabulary(Vocabulary):
-    """One made of texts; see unigram.py."""
-
-    num_pieces: int = 16_000
-
-    @property
-    def path(self) -> Path:
-        """ValueError: there are scores beside the tokens, which no vocab.txt holds."""
-        raise ValueError("no vocab.txt of a Unigram model")
-
-    def tokenizer_json(self) -> str:
-        """Trained where it is not there yet."""
-        read = _quarter if self.num_pieces == UnigramVocabulary.num_pieces else _all_lines
-        return unigram.tokenizer_json(read, self.num_pieces)
-
-
-UNCASED = Vocabulary("bert-base-uncased", lowercase=True)
-CASED = Vocabulary("bert-base-cased", lowercase=False)
-CHINESE = Vocabulary("bert-base-chinese", lowercase=True)
-XLM_R = UnigramVocabulary("16,000 pieces", lowercase=False)
-XLM_R_LARGE = UnigramVocabulary("250,002 pieces", lowercase=False, num_pieces=250_002)
-MULTILINGUAL = Vocabulary("bert-base-multilingual-cased", lowercase=False)
-
-
-@dataclass(frozen=True)
 class Corpus:
     """Texts of one kind and the vocabulary that belongs to them. `read` raises OSError where they are not there.
 
-    after: another corpus with the same vocabulary, which tokenizers meet before, uncounted: what there is of this one
-    would not fill a cache of words as long use does.
+    what: in tables. after: another corpus with the same vocabulary, which tokenizers meet before, uncounted: what there
+    is of this one would not fill a cache of words as long use does.
     """
 
     name: str
-    what: str  # for tables
+    what: str
     vocabulary: Vocabulary
     read: Callable[[], list[str]]
     after: str | None = None
@@ -93,19 +55,17 @@ def pieces(lines: Iterable[str], num_bytes: int, joint: str = " ") -> Iterator[s
             piece, size = [], 0
 
 
-def windows(lines: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """Consecutive whole words between single spaces, of exactly `num_bytes` of UTF-8 together; none overlap."""
-    for line in lines:
-        words = line.split()
-        start = 0
-        while start < len(words):
-            stop, size = start, -1
-            while stop < len(words) and size < num_bytes:
-                size += len(words[stop].encode()) + 1
-                stop += 1
-            if size == num_bytes:
-                yield " ".join(words[start:stop])
-            start = stop if size == num_bytes else start + 1
+def windows(words: list[str], num_bytes: int) -> Iterator[str]:
+    """Consecutive words between single spaces, of exactly `num_bytes` of UTF-8 together; none overlap."""
+    start = 0
+    while start < len(words):
+        stop, size = start, -1
+        while stop < len(words) and size < num_bytes:
+            size += len(words[stop].encode()) + 1
+            stop += 1
+        if size == num_bytes:
+            yield " ".join(words[start:stop])
+        start = stop if size == num_bytes else start + 1
 
 
 def _lines(*names: str) -> list[str]:
@@ -117,12 +77,12 @@ def _books() -> list[str]:
     return _lines("pretrain_en/books_train.txt", "pretrain_en/books_valid.txt")
 
 
-def _book_documents() -> list[str]:
-    return list(pieces(_books(), DOCUMENT_BYTES))
+def _book_pieces(num_bytes: int = DOCUMENT_BYTES) -> list[str]:
+    return list(pieces(_books(), num_bytes))
 
 
-def _paragraphs(num_bytes: int) -> Iterator[str]:
-    return windows([" ".join(_books())], num_bytes)
+def _book_windows(num_bytes: int) -> list[str]:
+    return list(dict.fromkeys(windows(" ".join(_books()).split(), num_bytes)))
 
 
 def _short() -> list[str]:
@@ -166,34 +126,39 @@ def _code() -> list[str]:
     paths = sorted(p for p in library.rglob("*.py") if not {"site-packages", "dist-packages", "test"} & set(p.parts))
     random.Random(0).shuffle(paths)
     texts: list[str] = []
-    size = 0
     for path in paths:
-        if size > CODE_BYTES:
+        if len(texts) * DOCUMENT_BYTES > CODE_BYTES:
             break
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            texts += pieces(path.read_text(encoding="utf-8").split("\n"), DOCUMENT_BYTES, "\n")
         except UnicodeDecodeError:
             continue
-        texts += pieces(lines, DOCUMENT_BYTES, "\n")
-        size = len(texts) * DOCUMENT_BYTES
     return texts
 
+
+UNCASED = Vocabulary("bert-base-uncased", lowercase=True)
+_CASED = Vocabulary("bert-base-cased", lowercase=False)
+_CHINESE = Vocabulary("bert-base-chinese", lowercase=True)
+_MULTILINGUAL = Vocabulary("bert-base-multilingual-cased", lowercase=False)
+# Of a quarter of the texts that are measured, and of all texts that there are: words are fewer pieces than elsewhere.
+_XLM_R = UnigramVocabulary("unigram 16,000", False, 16_000, _quarter)
+_XLM_R_LARGE = UnigramVocabulary("unigram 250,002", False, 250_002, _all_lines)
 
 CORPORA = {
     corpus.name: corpus
     for corpus in (
-        Corpus("en_docs", "English books, 2 KB", UNCASED, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
-        Corpus("en_docs_cased", "English books, 2 KB, cased", CASED, lambda: list(pieces(_books(), DOCUMENT_BYTES))),
-        Corpus("en_long", "English books, 250 KB", UNCASED, lambda: list(pieces(_books(), LONG_BYTES))),
+        Corpus("en_docs", "English books, 2 KB", UNCASED, _book_pieces),
+        Corpus("en_docs_cased", "English books, 2 KB, cased", _CASED, _book_pieces),
+        Corpus("en_long", "English books, 250 KB", UNCASED, lambda: _book_pieces(LONG_BYTES)),
         Corpus("en_short", "English sentences, 100 to 300 bytes", UNCASED, _short),
-        Corpus("en_11", "English, 11 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(11)))),
-        Corpus("en_128", "English, 128 bytes", UNCASED, lambda: list(dict.fromkeys(_paragraphs(128)))),
-        Corpus("zh_docs", "Chinese Wikipedia, 2 KB", CHINESE, _chinese),
-        Corpus("multi_docs", "99 languages, 2 KB, multilingual cased", MULTILINGUAL, _languages),
-        Corpus("xlmr_en", "English books, 2 KB, Unigram", XLM_R, _book_documents),
-        Corpus("xlmr_multi", "99 languages, 2 KB, Unigram", XLM_R, _languages),
-        Corpus("xlmr_250k_en", "English books, 2 KB, Unigram, 250,002 pieces", XLM_R_LARGE, _book_documents),
-        Corpus("xlmr_250k_multi", "99 languages, 2 KB, Unigram, 250,002 pieces", XLM_R_LARGE, _languages),
+        Corpus("en_11", "English, 11 bytes", UNCASED, lambda: _book_windows(11)),
+        Corpus("en_128", "English, 128 bytes", UNCASED, lambda: _book_windows(128)),
+        Corpus("zh_docs", "Chinese Wikipedia, 2 KB", _CHINESE, _chinese),
+        Corpus("multi_docs", "99 languages, 2 KB, multilingual cased", _MULTILINGUAL, _languages),
+        Corpus("xlmr_en", "English books, 2 KB, Unigram", _XLM_R, _book_pieces),
+        Corpus("xlmr_multi", "99 languages, 2 KB, Unigram", _XLM_R, _languages),
+        Corpus("xlmr_250k_en", "English books, 2 KB, Unigram, 250,002 pieces", _XLM_R_LARGE, _book_pieces),
+        Corpus("xlmr_250k_multi", "99 languages, 2 KB, Unigram, 250,002 pieces", _XLM_R_LARGE, _languages),
         Corpus("code_docs", "Python source, 2 KB", UNCASED, _code, after="en_docs"),
         Corpus("tweets", "tweets and comments with emoji", UNCASED, _social, after="en_docs"),
     )

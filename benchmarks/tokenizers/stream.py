@@ -14,6 +14,7 @@ import argparse
 import gc
 import itertools
 import json
+import os
 import random
 import sys
 import time
@@ -26,7 +27,6 @@ import numpy as np
 from benchmarks.tokenizers.cases import CASES, Entrant, TokenizerCase
 from benchmarks.tokenizers.contestants import HAS_NO_SPECIAL_TOKENS, Forms, load, missing, version
 from benchmarks.tokenizers.corpora import CORPORA, slices
-from benchmarks.tokenizers.environment import pin_to_one_cpu
 
 WARMUP = 3
 OTHER_TEXTS = 500  # documents of a corpus that comes before, 1 MB
@@ -44,17 +44,18 @@ def life(case: TokenizerCase, texts: list[str], rounds: int, seed: int, other_te
     Raises:
         RuntimeError: bert_fast's results are wrong.
     """
-    left_out = {e.label: reason for e in case.entrants if (reason := missing(e.contestant)) is not None}
-    makers = {e.contestant: None for e in case.entrants if e.label not in left_out}
     forms: dict[str, Forms] = {}
-    for name in makers:
-        try:
-            forms[name] = load(name, CORPORA[case.corpus].vocabulary)
-        except Exception as error:  # whatever a foreign package raises
-            left_out |= {e.label: f"{type(error).__name__}: {error}" for e in case.entrants if e.contestant == name}
-    for entrant in case.entrants:
-        if entrant.label not in left_out and entrant.form not in forms[entrant.contestant]:
-            left_out[entrant.label] = "does not offer it"
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(entrant.contestant for entrant in case.entrants):
+        reason = missing(name)
+        if reason is None:
+            try:
+                forms[name] = load(name, CORPORA[case.corpus].vocabulary)
+            except Exception as error:  # whatever a foreign package raises
+                reason = f"{type(error).__name__}: {error}"
+        for entrant in case.entrants:
+            if entrant.contestant == name and (reason is not None or entrant.form not in forms[name]):
+                left_out[entrant.label] = reason or "does not offer it"
     entrants = [e for e in case.entrants if e.label not in left_out]
     judge = load("tokenizers", CORPORA[case.corpus].vocabulary)
     dealt = slices(texts, WARMUP + rounds, seed)
@@ -184,8 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     case = next(case for case in CASES if case.name == options.case)
-    if case.clock == "cpu":
-        pin_to_one_cpu()
+    if case.clock == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     corpus = CORPORA[case.corpus]
     other_texts = CORPORA[corpus.after].read()[:OTHER_TEXTS] if corpus.after else []
     print(json.dumps(life(case, corpus.read(), options.rounds, options.seed, other_texts)))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.kit import clock as clock_module
-from benchmarks.kit.clock import HostClock, QueueClock, time_on_device
+from benchmarks.kit.clock import HostClock, QueueClock
 
 
 class FakeCuda:
@@ -112,30 +112,3 @@ def test_the_host_clock_divides_by_the_number_of_launches() -> None:
     clock = HostClock()
     assert clock.microseconds([lambda: calls.append(1)] * 4) == clock.host_us > 0
     assert len(calls) == 4
-
-
-def test_calls_that_follow_one_another_are_each_made_once() -> None:
-    cuda, made = FakeCuda(host_cost=0.06), []
-
-    def call(number: int) -> None:
-        made.append(number)
-        for _ in range(5):
-            cuda.launch(0.002 * (number + 1))
-
-    seconds, clock = time_on_device([lambda: call(0), lambda: call(1)], cuda)
-    assert made == [0, 1]
-    assert round(seconds * 1e3, 6) == 0.03 and clock == "queue"
-
-
-@pytest.mark.parametrize("is_synchronous", [False, True])
-def test_a_call_that_cannot_be_queued_says_so(is_synchronous: bool) -> None:
-    cuda = FakeCuda(host_cost=0.06, queue_length=10**6 if is_synchronous else 3)
-
-    def call() -> None:
-        for _ in range(5):
-            cuda.launch(0.002)
-            if is_synchronous:
-                cuda.synchronize()
-
-    seconds, clock = time_on_device([call, lambda: cuda.launch(0.002)], cuda)
-    assert clock == "launch-bound" and seconds * 1e3 > 0.012

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from benchmarks.embedding import batch_memory, contrastive, on_device, report
-from benchmarks.embedding.jobs import EMBEDDING_JOBS
+from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
 from benchmarks.kit.markdown import page_with
-from benchmarks.kit.record import RESULTS, read_lines
 from tests.benchmarks.conftest import CpuRun
 
 FIELDS = {
@@ -107,8 +106,8 @@ def test_tables_of_the_newest_figures() -> None:
 
 def test_the_page_shows_what_is_stored() -> None:
     page = report.PAGE.read_text(encoding="utf-8")
-    made = report.tables(list(read_lines(RESULTS / "cpu.jsonl")))
-    assert page_with(page, made) == page, "run `python -m benchmarks.embedding.report --write`"
+    assert STUDY.tables is not None and STUDY.page == report.PAGE
+    assert page_with(page, STUDY.tables(STUDY.file)) == page, "run `python -m benchmarks.embedding --tables --write`"
 
 
 def test_steps_of_both_sides_are_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +118,7 @@ def test_steps_of_both_sides_are_the_same_step(monkeypatch: pytest.MonkeyPatch) 
         pytest.skip(str(missing))
     assert result["pairs"] == 3 and 0 < result["fill"] <= 1
     assert all(result[f"{name}_cpu_s"] > 0 for name in ("whole", "cached", "theirs", "theirs_cached"))
-    monkeypatch.setattr(contrastive.Ours, "_loss", staticmethod(lambda made: made.square().mean() * 99))
+    monkeypatch.setattr(contrastive, "in_batch", lambda made: made.square().mean() * 99)
     with pytest.raises(RuntimeError, match="losses differ"):
         contrastive.run_contrastive(3, 2, 1, 1)
 

@@ -1,13 +1,11 @@
 """Whole-model cases: what is compared with what, and what a call costs at one token."""
 
 import pytest
-import torch
 
 import bert_fast
 from benchmarks import table
 from benchmarks.models.families import FAMILIES
 from benchmarks.models.forward_backward import make_models, padded_batch
-from benchmarks.models.pieces import one_token
 from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES
 from bert_fast.testing.tolerances import ABSOLUTE
 
@@ -55,12 +53,3 @@ def test_families_have_a_table_of_their_own() -> None:
     rows = table.render_families().splitlines()
     assert len(rows) == 2 + len(FAMILY_CASES) and rows[2].startswith("| RoBERTa base, ")
     assert "families/" not in table.render_models() + table.render_pieces() + table.render_fused()
-
-
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_one_token_costs_every_side_some_time(mode: str) -> None:
-    num_threads = torch.get_num_threads()
-    result = one_token(1, mode)
-    assert result["case"] == f"one_token/{mode}"
-    assert all(float(str(result[f"{name}_us_per_layer"])) > 0 for name in ("bert_fast", "fused", "transformers"))
-    assert torch.get_num_threads() == num_threads

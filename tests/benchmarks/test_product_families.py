@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.timing import gradients_of, time_case
-from benchmarks.kit.saved_bytes import saved_storages
+from benchmarks.kit.saved_bytes import saved_bytes
 from benchmarks.registry import kernel_cases
 
 CPU = torch.device("cpu")
@@ -42,8 +42,7 @@ def test_operations_are_those_of_the_eager_function(case: KernelCase) -> None:
 def test_bytes_are_operands_results_and_what_is_kept_between(case: KernelCase) -> None:
     problem = case.make(CPU)
     inputs, output = problem.inputs, problem.fast(*problem.inputs)
-    saved = saved_storages(nn.Identity(), lambda: problem.fast(*inputs))
-    kept = sum(one.nbytes for one in saved if one.made_by != "input")
+    kept = saved_bytes(nn.Identity(), lambda: problem.fast(*inputs), inputs)
     assert ("recompute" in case.variant or case.family in {"linear", "qkv_projection"}) == (kept == 0)
     operands = sum(t.nbytes for t in inputs)
     assert problem.bytes_moved["fwd"] == operands + output.nbytes + kept

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks.kit.markdown import page_with
-from benchmarks.kit.record import RESULTS, ROOT
-from benchmarks.recipes import __main__ as command
+from benchmarks.kit.record import ROOT
 from benchmarks.recipes import cases, data, report
+from benchmarks.recipes.__main__ import STUDY
 from benchmarks.recipes.cases import RECIPES, flags_of, our_run
 from bert_fast.testing.tolerances import RELATIVE
 
@@ -72,7 +72,7 @@ def slices(name: str, shared: Path, directory: Path) -> dict[str, Any]:
     return dict(zip(paths, (folder / "allennlp_fixture.csv", folder / "transformers_sample.jsonl"), strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.has_peer])
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "theirs" in recipe.sides])
 def test_both_sides_read_and_judge_alike(name: str, shared_data: Path, checkpoint: Path, tmp_path: Path) -> None:
     """A step so small that nothing is learned: all that is left to differ are examples, labels and metrics."""
     from benchmarks.recipes.theirs import their_run
@@ -128,13 +128,6 @@ def test_a_loss_without_padding_is_that_of_windows_alone() -> None:
         assert ((scores * (1 - mask)).sum() == 0) == masks and model.qa_outputs.weight.grad.isfinite().all()
 
 
-def test_padding_is_masked_in_answers_alone() -> None:
-    from benchmarks.recipes.theirs import their_run
-
-    with pytest.raises(ValueError, match="masks_padding: expected the task qa, got classify"):
-        their_run(RECIPES["sms"], {}, masks_padding=True)
-
-
 def test_pretraining(shared_data: Path, tmp_path: Path) -> None:
     documents = (shared_data / "pretrain_en" / "books_tiny.txt").read_text(encoding="utf-8").split("\n\n")
     corpora = []
@@ -184,7 +177,7 @@ def test_every_example_is_a_recipe_that_the_page_has() -> None:
 
 
 def test_the_page_shows_what_is_stored() -> None:
-    made = report.tables(report.stored(RESULTS / command.FILE))
+    made = report.tables(report.stored(STUDY.file))
     page = report.PAGE.read_text(encoding="utf-8")
     assert all(f"<!-- table: {name} -->" in page for name in made)
     assert page_with(page, made) == page, "run `python -m benchmarks.recipes --tables --write`"
@@ -218,41 +211,26 @@ def test_tables(tmp_path: Path) -> None:
         page_with("<!-- table: other -->\n<!-- end of table -->", made)
 
 
-def test_the_command_stores_a_line_for_each_side_and_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_stores_a_line_for_each_side_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.recipes import theirs
-
-    ran: list[tuple[str, int]] = []
 
     def run(side: str) -> Any:
         def of(recipe: Any, flags: Any, masks_padding: bool = False) -> dict[str, Any]:
-            ran.append(("masked" if masks_padding else side, flags["seed"]))
-            return {"metrics": {"f1": 0.5, "masked_lm": 0.5, "accuracy": 0.5}, "cpu_seconds": 60.0}
+            return {"metrics": {"f1": 0.5}, "ran": "masked" if masks_padding else side, "steps": flags["seed"]}
 
         return of
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(data, "prepare", lambda: None)
     monkeypatch.setattr(cases, "our_run", run("ours"))
     monkeypatch.setattr(theirs, "their_run", run("theirs"))
-    assert command.main(["--only", "wnut17", "--seeds", "2", "--first-seed", "1"]) == 0
-    assert command.main(["--only", "books"]) == 0
-    assert command.main(["--only", "swag", "--side", "theirs", "--seeds", "1"]) == 0
-    assert command.main(["--only", "xquad", "--side", "masked", "--seeds", "1"]) == 0
-    expected = [("ours", 1), ("theirs", 1), ("ours", 2), ("theirs", 2), ("ours", 0), ("ours", 1), ("ours", 2)]
-    expected += [("theirs", 0), ("masked", 0)]
-    assert ran == expected
-    stored = [json.loads(line) for line in (tmp_path / command.FILE).read_text().splitlines()]
-    assert [(line["side"], line["seed"]) for line in stored] == expected and stored[0]["processor"]
-    assert capsys.readouterr().out.count('"f1": 0.5') == 9
-    with pytest.raises(SystemExit):
-        command.main(["--only", "sms", "--seeds", "0"])
-    with pytest.raises(SystemExit):
-        command.main(["--only", "sms", "--side", "masked"])
-    with pytest.raises(SystemExit):
-        command.main(["--only", "other"])
+    study = dataclasses.replace(STUDY, file=tmp_path / "recipes.jsonl")
+    assert study.main(["--only", "wnut17", "--rounds", "2"]) == study.main(["--only", "books"]) == 0
+    assert study.main(["--only", "xquad/masked", "--rounds", "1"]) == study.main(["--prepare"]) == 0
+    expected = [("ours", 0), ("theirs", 0), ("ours", 1), ("theirs", 1), ("ours", 0), ("ours", 1), ("ours", 2)]
+    stored = [json.loads(line) for line in study.file.read_text().splitlines()]
+    assert [(line["side"], line["seed"]) for line in stored] == [*expected, ("masked", 0)]
+    assert all((line["ran"], line["steps"]) == (line["side"], line["seed"]) for line in stored)
 
 
 def test_commands_are_what_a_reader_types() -> None:

@@ -1,17 +1,16 @@
 """Timing tokenizers: texts are new, every entrant gets the same ones, wrong ids are found, figures are right."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.tokenizers import __main__ as command
-from benchmarks.tokenizers import breakdown, contestants, instructions, jobs, startup, stream
+from benchmarks.kit.record import DATA
+from benchmarks.kit.study import in_a_process
+from benchmarks.tokenizers import contestants, jobs, startup, stream
 from benchmarks.tokenizers.cases import CASES, Entrant, TokenizerCase
-from benchmarks.tokenizers.corpora import CORPORA, DATA, UNCASED, pieces, slices, windows
+from benchmarks.tokenizers.corpora import CORPORA, UNCASED, pieces, slices, windows
 
 TEXTS = [f"{word} {number}" for number in range(20) for word in ("one", "two", "three")]
 
@@ -132,7 +131,7 @@ def test_slices_are_disjoint_and_as_the_seed_says() -> None:
 
 def test_texts_have_the_size_that_they_should() -> None:
     assert list(pieces(["é", "bc", "d", "e"], 5)) == ["é bc"]
-    assert list(windows(["ab c def g é h"], 4)) == ["ab c", "g é"]
+    assert list(windows(["ab", "c", "def", "g", "é", "h"], 4)) == ["ab c", "g é"]
     assert list(windows(["abcdef"], 4)) == []
 
 
@@ -184,80 +183,9 @@ def test_lives_are_joined_round_by_round() -> None:
     assert "tokie" not in found["entrants"] and found["left_out"] == {"tokie": "not installed"}
 
 
-def test_events_of_callgrind() -> None:
-    names = "Ir Dr Dw I1mr D1mr D1mw ILmr DLmr DLmw Bc Bcm Bi Bim"
-    few = instructions.read_events(f"version: 1\nevents: {names}\nfn=x\n1 2\ntotals: {'100 ' * 13}\n")
-    many = instructions.read_events(f"events: {names}\nsummary: 3100 {'110 ' * 12}\n")
-    assert len(few) == 13 and few["Bim"] == 100
-    found = instructions.per_byte(few, many, 1000)
-    assert found["instructions_per_byte"] == 3.0 and found["mispredicted_per_kb"] == 20.0
-    assert found["estimated_cycles_per_byte"] == (3000 + 10 * (20 + 30) + 100 * 30) / 1000
-    with pytest.raises(ValueError, match="no events or totals"):
-        instructions.read_events("version: 1\n")
-
-
-def test_without_valgrind_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions.shutil, "which", lambda name: None)
-    (line,) = jobs.tokenizer_jobs()["tokenizer/instructions"]()
-    assert line == {"kind": "skipped", "case": "tokenizer/instructions", "reason": "valgrind is not installed"}
-
-
-def test_a_child_that_fails_says_what_it_said() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)stream no_such_case.*invalid choice"):
-        jobs._child("stream", "no_such_case", threads=1)
-
-
-def test_words_of_several_tokens_give_way_to_whole_ones() -> None:
-    vocabulary = ["[UNK]", "##s", "cat", "dog", "Dogs", "house", "a", "x1"]
-    known = set(vocabulary)
-    lists = lambda words: [[0] * (3 if word in known else 4) for word in words]  # noqa: E731
-    (text,) = breakdown.single_words(["cats, dogs house dogss"], vocabulary, True, lists)
-    first, *others = text.split(" ")
-    assert first == "cats," and len(others) == 3 and others[1] == "house"
-    assert others[0] in known and others[2] == "house"
-
-
-def test_shares_of_stages_sum_up() -> None:
-    fake = Fake()
-    texts = [f"some words of text number {i} house" for i in range(40)]
+def test_what_a_fresh_process_pays() -> None:
     if not UNCASED.path.exists():
         pytest.skip(f"the vocabulary is not there: {UNCASED.path}")
-    found = breakdown.stages(texts, UNCASED, 3, {"arrays": fake.arrays, "lists": fake.lists})
-    shares = found["shares"]
-    assert set(shares) == {"calls", "scan", "words", "misses", "lists"} and set(found["ns_per_byte"]) >= {
-        "real",
-        "lists",
-    }
-    assert round(sum(shares.values()) - shares["lists"], 1) == 1
-    assert all(rate > 0 for rate in breakdown.ceilings(1, large=1 << 16, small=1 << 12).values())
-
-
-def test_what_a_fresh_process_pays(tmp_path: Path) -> None:
-    if not UNCASED.path.exists():
-        pytest.skip(f"the vocabulary is not there: {UNCASED.path}")
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-    found = jobs._child("startup", "bert_fast", "--tokenizer-json", str(path), "--only-load", threads=1)
+    found = in_a_process("tokenizers.startup", "bert_fast", "--only-load", threads=1)
     assert found["load_ms"] > 0 and found["load_bytes"] > 100_000 and "used_bytes" not in found
     assert startup.resident_bytes() > 1 << 20
-
-
-def test_the_command_stores_what_jobs_yield_and_tells_of_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails() -> Any:
-        raise RuntimeError("ids differ")
-        yield
-
-    line = {"kind": "tokenizer", "case": "tokenizer/a", "entrants": {"bert_fast": {"mb_per_s": 5.0, "differ": 0}}}
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
-    monkeypatch.setattr(
-        command, "tokenizer_jobs", lambda *_: {"tokenizer/a": lambda: iter([line]), "tokenizer/b": fails}
-    )
-    assert command.main(["--only", "/a"]) == 0 and command.main(["--only", "/b"]) == 1
-    assert command.main(["--only", "/a", "--dry-run"]) == 0
-    (stored,) = map(json.loads, (tmp_path / "tokenizers.jsonl").read_text().splitlines())
-    assert stored["entrants"] == line["entrants"] and stored["processor"] and stored["numpy"]
-    said = capsys.readouterr().out
-    assert "tokenizer/a: bert_fast 5 MB/s" in said and "tokenizer/b: FAILED: ids differ" in said
-    assert command.main(["--list"]) == 0 and capsys.readouterr().out.split() == ["tokenizer/a", "tokenizer/b"]

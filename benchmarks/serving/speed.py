@@ -8,23 +8,20 @@ import torch
 from benchmarks.kit.bert import Size
 from benchmarks.kit.clock import interleaved
 from benchmarks.serving.cases import Case
-from benchmarks.serving.contestants import Run
+from benchmarks.serving.contestants import Run, check_close
 
-TOLERANCE = 1e-3  # between fp32 hidden states, which are of size 1
 PAUSE = 0.01  # seconds in which worker threads of the contestant before fall asleep
 PRODUCT = 1024  # rows and columns of the library's product, of which the fastest round counts as the machine's peak
 
 
 def measure(runs: dict[str, Run], case: Case, size: Size, rounds: int) -> dict[str, Any]:
     """The figures of a case. Raises RuntimeError where hidden states do not agree."""
-    masks = [mask.bool() for _, mask in case.padded()]
+    masks = [batch["attention_mask"].bool() for batch in case.padded()]
     expected = torch.cat([states[mask] for states, mask in zip(runs["transformers"](), masks, strict=True)])
     for name, run in runs.items():
         made = run()
         kept = torch.cat(made if made[0].dim() == 2 else [one[mask] for one, mask in zip(made, masks, strict=True)])
-        error = float((kept - expected).abs().max())
-        if not error <= TOLERANCE:
-            raise RuntimeError(f"{name}: expected hidden states within {TOLERANCE} of transformers', got {error:.1e}")
+        check_close(name, float((kept - expected).abs().max()))
 
     left, right = torch.randn(2, PRODUCT, PRODUCT)
     product = "torch.mm"

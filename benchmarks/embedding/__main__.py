@@ -1,0 +1,44 @@
+"""Measures embedding models on a CPU: contrastive steps beside sentence-transformers, memory of large batches.
+
+python -m benchmarks.embedding                     both; appends to results/cpu.jsonl, as `benchmarks.run` does
+python -m benchmarks.embedding --tables [--write]  the tables of docs/embeddings.md; --write puts them there
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.embedding import report
+from benchmarks.embedding.batch_memory import SIZES, run_memory
+from benchmarks.embedding.contrastive import run_contrastive
+from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.study import Job, Line, Study
+
+# Name -> function of the number of rounds.
+EMBEDDING_JOBS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "contrastive/minilm/32x8/1": partial(run_contrastive, 32, 8, 1),
+    **{f"batch_memory/{shape}": lambda rounds, shape=shape: run_memory(shape) for shape in SIZES},
+}
+
+
+def _jobs(options: Namespace) -> dict[str, Job]:
+    def job(run: Callable[[int], Line]) -> Job:
+        return lambda: [{"kind": "cpu", **run(options.rounds)}]
+
+    return {name: job(run) for name, run in EMBEDDING_JOBS.items()}
+
+
+STUDY = Study(
+    "embedding",
+    __doc__,
+    RESULTS / "cpu.jsonl",
+    _jobs,
+    tables=lambda file: report.tables(list(read_lines(file))),
+    page=report.PAGE,
+    rounds=5,
+)
+
+if __name__ == "__main__":
+    sys.exit(STUDY.main())
