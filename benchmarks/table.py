@@ -16,6 +16,7 @@ from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
+from benchmarks.plot.stored import in_order
 from benchmarks.serving import report as serving
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 from bert_fast.bench.cases import CASES
@@ -28,6 +29,7 @@ _RUN_LABELS = {
     "sms": "classes of messages", "single_books": "masked words, novels",
     "squad_windows_384_stride128": "masked words, SQuAD", "packed_nsp_512": "masked words, full texts",
 }  # fmt: skip
+_PIECES = ("import_time", "saved_bytes", "attention/", "linear/", "dropout/", "dropout_add_layer_norm/")
 _TOKENIZER = {  # what the page shows of many cases
     "en_docs/arrays": "English documents to arrays",
     "en_docs/padded": "English documents, padded to 512",
@@ -41,7 +43,7 @@ _TOKENIZER = {  # what the page shows of many cases
 
 def newest() -> dict[str, Line]:
     """Case name -> its last stored result."""
-    return {line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")}
+    return in_order({line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")})
 
 
 def fused() -> dict[str, dict[str, Line]]:
@@ -50,7 +52,7 @@ def fused() -> dict[str, dict[str, Line]]:
     for line in read_lines(RESULTS / "cpu.jsonl"):
         if line["case"].startswith(_FUSED):
             found.setdefault(_short(line["processor"]), {})[line["case"]] = line
-    return {name: of for name, of in sorted(found.items()) if of.keys() >= {case.stored for case in CASES}}
+    return {name: in_order(of) for name, of in sorted(found.items()) if of.keys() >= {case.stored for case in CASES}}
 
 
 def _short(processor: str) -> str:
@@ -67,7 +69,7 @@ def render_models() -> str:
 def render_pieces() -> str:
     """A Markdown table: single pieces."""
     pieces = [_tokenizer(line) for line in newest_lines(RESULTS / "tokenizers.jsonl").values()]
-    pieces += [_piece(case, r) for case, r in newest().items()]
+    pieces += [_piece(case, r) for piece in _PIECES for case, r in newest().items() if case.startswith(piece)]
     return table(("piece", "bert_fast", "compared with", "ratio"), filter(None, pieces))
 
 
@@ -126,15 +128,13 @@ def _tokenizer(line: Line) -> tuple[str, ...] | None:
     return f"tokenizer, {what}", *rates, f"{theirs['ratio']:.1f}x"
 
 
-def _piece(case: str, r: Line) -> tuple[str, ...] | None:
-    if "torch_ms" in r:
-        return case, f"{r['bert_fast_ms']:.1f} ms", f"PyTorch {r['torch_ms']:.1f} ms", f"{r['ratio']:.1f}x"
-    if case.startswith("saved_bytes"):
-        ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
-        return case, f"{ours:.0f} MiB", f"transformers, eager {theirs:.0f} MiB", f"{r['share_of_eager']:.0%}"
+def _piece(case: str, r: Line) -> tuple[str, ...]:
     if case == "import_time":
         return "`import bert_fast` beyond torch", f"{r['median_s']:.2f} s", "", ""
-    return None
+    if "torch_ms" in r:
+        return case, f"{r['bert_fast_ms']:.1f} ms", f"PyTorch {r['torch_ms']:.1f} ms", f"{r['ratio']:.1f}x"
+    ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
+    return case, f"{ours:.0f} MiB", f"transformers, eager {theirs:.0f} MiB", f"{r['share_of_eager']:.0%}"
 
 
 def render_front() -> str:

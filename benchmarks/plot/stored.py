@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.gemm_tuning.table import newest
 from benchmarks.kit.markdown import facts
 from benchmarks.kit.record import read_lines
+from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES
 from benchmarks.tokenizers import stored as tokenizers
 
 
@@ -54,6 +55,12 @@ class Machine:
         return found
 
 
+def in_order(newest: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Results by case: those of whole models as the registry has them, then the others as they came."""
+    names = [case.name for case in (*CASES, *FUSED_CASES, *FAMILY_CASES)]
+    return {name: newest[name] for name in (*filter(newest.__contains__, names), *newest)}
+
+
 def load(folder: Path) -> list[Machine]:
     """Every machine with results in a folder, GPUs first. A case that its newest check found wrong is `red`, no row."""
     by_machine: dict[str, list[dict[str, Any]]] = {}
@@ -83,7 +90,7 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
         if line.get("kind") == "timing" and line["case"] not in wrong
     }
     machine.rows = _rows(timings)
-    machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") in {"cpu", "model"}}
+    machine.simple = in_order({line["case"]: line for line in lines if line["kind"] in {"cpu", "model"}})
     machine.products = _products(lines)
     machine.tokenizers = tokenizers.newest(lines)
     used = [*timings.values(), *machine.simple.values()] or lines
