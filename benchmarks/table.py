@@ -165,19 +165,15 @@ def picture() -> str:
     results = fused()
     lines = [of[case.stored] for of in results.values() for case in cases]
     share = min(line["fill"] for line in lines)
-    groups = (
-        Group(f"BERT-base on an {processor}", tuple(_bar(case.label, of[case.stored]) for case in cases))
-        for processor, of in results.items()
-    )
     notes = (
         f"1x (grey) is the same model untouched, with PyTorch's SDPA attention; {_threads(lines)}, fp32.",
         f"Padded batch: sentences of novels as they come; {share:.0%} or more of the positions hold a token.",
     )
+    groups = [
+        _group(f"BERT-base on an {name}", {case.label: of[case.stored] for case in cases})
+        for name, of in results.items()
+    ]
     return as_svg(Picture("Tokens per second after bert_fast.fuse(model)", tuple(groups), notes))
-
-
-def _threads(lines: list[Line]) -> str:
-    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
 
 
 def picture_of_the_rest() -> str:
@@ -196,10 +192,12 @@ def picture_of_the_rest() -> str:
     parts.append(("Tokenizer beside the fastest other with the right ids", _tokenizers()))
     threads = _threads([line for _, lines in parts for line in lines.values()])
     notes = (f"1x (grey) is the other side of each comparison; {threads}, fp32.",)
-    groups = tuple(
-        Group(f"{title} ({_processors(lines)})", tuple(_bar(*item) for item in lines.items())) for title, lines in parts
-    )
+    groups = tuple(_group(f"{title} ({_processors(lines)})", lines) for title, lines in parts)
     return as_svg(Picture("Tokens per second, the rest of what is measured", groups, notes))
+
+
+def _group(title: str, lines: dict[str, Line]) -> Group:
+    return Group(title, tuple(Bar(label, float(line["ratio"])) for label, line in lines.items()))
 
 
 def _tokenizers() -> dict[str, Line]:
@@ -218,8 +216,8 @@ def _processors(lines: dict[str, Line]) -> str:
     return ", ".join(sorted({_short(line["processor"]) for line in lines.values()}))
 
 
-def _bar(label: str, line: Line) -> Bar:
-    return Bar(label, float(line["ratio"]))
+def _threads(lines: list[Line]) -> str:
+    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
 
 
 TABLES = {
