@@ -60,6 +60,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     return unfolded(_parsed(path))
 
 
+def read_folder(folder: Path) -> Iterator[dict[str, Any]]:
+    """The results of all files of a folder."""
+    for path in sorted(folder.glob("*.jsonl")):
+        yield from read_lines(path)
+
+
 def _parsed(path: Path) -> Iterator[dict[str, Any]]:
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if text.strip():
