@@ -22,7 +22,8 @@ CASE = (
     "dropout_p", "mode", "model", "side", "seed",
 )  # fmt: skip
 CONTESTANT = ("provider", "candidate")
-_OF_ONE = ("kind", "case", "test", "mode", "outcome", *CONTESTANT)  # what a line says itself, if it is the same in all
+# Never said above the lines, even where all of them have the same: the fields that may be objects, and of tests.
+_OF_ONE = ("kind", "case", "test", "mode", "outcome", *CONTESTANT)
 # By kind, the fields of which one line names several, from within outwards.
 _SEVERAL = {
     "timing": ("provider", "mode"), "step": ("provider",), "finetune": ("provider",), "embedding": ("provider",),

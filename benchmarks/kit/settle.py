@@ -48,12 +48,12 @@ def settled(lines: Iterable[Line]) -> list[Line]:
 
 
 def _run(line: Line) -> str:
-    """Lines of a CPU name none: there only the last counts."""
+    """The run of a line. A line of a CPU names none and is a run of its own."""
     return str(line.get("run") or line["time"])
 
 
 def _case(line: Line) -> tuple[Any, ...]:
-    """What a line is a result of, and the machine. A run that is over has its parts in common."""
+    """What a line is a result of, and the machine; of a part of a run, which part."""
     machine = line.get("gpu") or (line.get("processor"), line.get("threads"))
     return machine, *_named(line, ("kind", "part") if line["kind"] == "part" else CASE)
 
