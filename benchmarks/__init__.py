@@ -14,5 +14,5 @@ gemm_tuning/      which tile of our matrix product, or the library, on a GPU
 aot/              the ahead-of-time gate: what the kernels compile to, without a GPU
 plot/             `make plots`: stored results as pictures and one page
 kit/              what they share: clocks, the command of a study, results as JSON lines, goals, Markdown
-results/          what was measured; files only grow
+results/          what was measured: of every case the newest; `make results` drops what newer lines replace
 """

@@ -16,7 +16,7 @@ from benchmarks.embedding.report import EMBEDDING_GOALS
 from benchmarks.gemm_tuning import table as gemm_table
 from benchmarks.kit import bert
 from benchmarks.kit.goal import Figure, Figures, Goal, Line
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.record import RESULTS, read_folder
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
 TOKENS = sorted(bert.TOKENS)
@@ -155,9 +155,8 @@ GOALS = (
 def report(results: Path) -> list[str]:
     """A line for each goal and machine, then one for each figure."""
     machines: dict[str, list[Line]] = {}
-    for path in sorted(results.glob("*.jsonl")):
-        for line in read_lines(path):
-            machines.setdefault(line.get("gpu") or "cpu", []).append(line)
+    for line in read_folder(results):
+        machines.setdefault(line.get("gpu") or "cpu", []).append(line)
     lines: list[str] = []
     for goal in GOALS:
         names = [name for name in machines if (name == "cpu") == (goal.device == "cpu")]

@@ -16,6 +16,7 @@ from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
 from benchmarks.kit.record import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
+from benchmarks.plot.stored import in_order
 from benchmarks.serving import report as serving
 from benchmarks.tokenizers.stored import best_peer, newest_lines
 from bert_fast.bench.cases import CASES
@@ -28,6 +29,7 @@ _RUN_LABELS = {
     "sms": "classes of messages", "single_books": "masked words, novels",
     "squad_windows_384_stride128": "masked words, SQuAD", "packed_nsp_512": "masked words, full texts",
 }  # fmt: skip
+_PIECES = ("import_time", "saved_bytes", "attention/", "linear/", "dropout/", "dropout_add_layer_norm/")
 _TOKENIZER = {  # what the page shows of many cases
     "en_docs/arrays": "English documents to arrays",
     "en_docs/padded": "English documents, padded to 512",
@@ -41,7 +43,7 @@ _TOKENIZER = {  # what the page shows of many cases
 
 def newest() -> dict[str, Line]:
     """Case name -> its last stored result."""
-    return {line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")}
+    return in_order({line["case"]: line for line in read_lines(RESULTS / "cpu.jsonl")})
 
 
 def fused() -> dict[str, dict[str, Line]]:
@@ -50,7 +52,7 @@ def fused() -> dict[str, dict[str, Line]]:
     for line in read_lines(RESULTS / "cpu.jsonl"):
         if line["case"].startswith(_FUSED):
             found.setdefault(_short(line["processor"]), {})[line["case"]] = line
-    return {name: of for name, of in sorted(found.items()) if of.keys() >= {case.stored for case in CASES}}
+    return {name: in_order(of) for name, of in sorted(found.items()) if of.keys() >= {case.stored for case in CASES}}
 
 
 def _short(processor: str) -> str:
@@ -67,7 +69,7 @@ def render_models() -> str:
 def render_pieces() -> str:
     """A Markdown table: single pieces."""
     pieces = [_tokenizer(line) for line in newest_lines(RESULTS / "tokenizers.jsonl").values()]
-    pieces += [_piece(case, r) for case, r in newest().items()]
+    pieces += [_piece(case, r) for piece in _PIECES for case, r in newest().items() if case.startswith(piece)]
     return table(("piece", "bert_fast", "compared with", "ratio"), filter(None, pieces))
 
 
@@ -126,15 +128,13 @@ def _tokenizer(line: Line) -> tuple[str, ...] | None:
     return f"tokenizer, {what}", *rates, f"{theirs['ratio']:.1f}x"
 
 
-def _piece(case: str, r: Line) -> tuple[str, ...] | None:
-    if "torch_ms" in r:
-        return case, f"{r['bert_fast_ms']:.1f} ms", f"PyTorch {r['torch_ms']:.1f} ms", f"{r['ratio']:.1f}x"
-    if case.startswith("saved_bytes"):
-        ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
-        return case, f"{ours:.0f} MiB", f"transformers, eager {theirs:.0f} MiB", f"{r['share_of_eager']:.0%}"
+def _piece(case: str, r: Line) -> tuple[str, ...]:
     if case == "import_time":
         return "`import bert_fast` beyond torch", f"{r['median_s']:.2f} s", "", ""
-    return None
+    if "torch_ms" in r:
+        return case, f"{r['bert_fast_ms']:.1f} ms", f"PyTorch {r['torch_ms']:.1f} ms", f"{r['ratio']:.1f}x"
+    ours, theirs = r["bert_fast"] / 2**20, r["transformers_eager"] / 2**20
+    return case, f"{ours:.0f} MiB", f"transformers, eager {theirs:.0f} MiB", f"{r['share_of_eager']:.0%}"
 
 
 def render_front() -> str:
@@ -165,19 +165,15 @@ def picture() -> str:
     results = fused()
     lines = [of[case.stored] for of in results.values() for case in cases]
     share = min(line["fill"] for line in lines)
-    groups = (
-        Group(f"BERT-base on an {processor}", tuple(_bar(case.label, of[case.stored]) for case in cases))
-        for processor, of in results.items()
-    )
     notes = (
         f"1x (grey) is the same model untouched, with PyTorch's SDPA attention; {_threads(lines)}, fp32.",
         f"Padded batch: sentences of novels as they come; {share:.0%} or more of the positions hold a token.",
     )
+    groups = [
+        _group(f"BERT-base on an {name}", {case.label: of[case.stored] for case in cases})
+        for name, of in results.items()
+    ]
     return as_svg(Picture("Tokens per second after bert_fast.fuse(model)", tuple(groups), notes))
-
-
-def _threads(lines: list[Line]) -> str:
-    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
 
 
 def picture_of_the_rest() -> str:
@@ -196,10 +192,12 @@ def picture_of_the_rest() -> str:
     parts.append(("Tokenizer beside the fastest other with the right ids", _tokenizers()))
     threads = _threads([line for _, lines in parts for line in lines.values()])
     notes = (f"1x (grey) is the other side of each comparison; {threads}, fp32.",)
-    groups = tuple(
-        Group(f"{title} ({_processors(lines)})", tuple(_bar(*item) for item in lines.items())) for title, lines in parts
-    )
+    groups = tuple(_group(f"{title} ({_processors(lines)})", lines) for title, lines in parts)
     return as_svg(Picture("Tokens per second, the rest of what is measured", groups, notes))
+
+
+def _group(title: str, lines: dict[str, Line]) -> Group:
+    return Group(title, tuple(Bar(label, float(line["ratio"])) for label, line in lines.items()))
 
 
 def _tokenizers() -> dict[str, Line]:
@@ -218,8 +216,8 @@ def _processors(lines: dict[str, Line]) -> str:
     return ", ".join(sorted({_short(line["processor"]) for line in lines.values()}))
 
 
-def _bar(label: str, line: Line) -> Bar:
-    return Bar(label, float(line["ratio"]))
+def _threads(lines: list[Line]) -> str:
+    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
 
 
 TABLES = {

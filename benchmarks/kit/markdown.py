@@ -32,16 +32,11 @@ def page_with(page: str, tables: Mapping[str, str]) -> str:
     return _MARKED.sub(replaced, page)
 
 
-def write_page(path: Path, tables: Mapping[str, str]) -> None:
-    """Puts the tables into a page."""
-    path.write_text(page_with(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-
-
 def show_tables(tables: Mapping[str, str], path: Path, write: bool) -> None:
     """What a command prints for `--tables`; with `--write` the page gets them, too."""
     print("\n\n".join(f"{name}\n\n{text}" for name, text in tables.items()))
     if write:
-        write_page(path, tables)
+        path.write_text(page_with(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 def facts(lines: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kit.folding import unfolded
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"  # real texts, beside the project
 RESULTS = ROOT / "benchmarks" / "results"
@@ -51,30 +53,26 @@ class Recorder:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The results of one file, as they were before `settle.py` said once what many lines share.
+    """The results of one file, also of one that says once what many lines share.
 
     SystemExit names the file and the line where there is no JSON.
     """
-    run: dict[str, Any] = {}
+    return unfolded(_parsed(path))
+
+
+def read_folder(folder: Path) -> Iterator[dict[str, Any]]:
+    """The results of all files of a folder."""
+    for path in sorted(folder.glob("*.jsonl")):
+        yield from read_lines(path)
+
+
+def _parsed(path: Path) -> Iterator[dict[str, Any]]:
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise SystemExit(f"{path.name}, line {number}: no JSON ({error})") from None
-        if line.get("kind") == "run":
-            run = line
-            continue
-        if line.get("run") in (None, run.get("run")):
-            line = run | line
-        if line.get("kind") == "tests":
-            together = line.pop("tests")
-            yield from (
-                line | {"kind": "test", "test": f"{file}::{name}"} for file in together for name in together[file]
-            )
-        else:
-            yield line
+        if text.strip():
+            try:
+                yield json.loads(text)
+            except json.JSONDecodeError as error:
+                raise SystemExit(f"{path.name}, line {number}: no JSON ({error})") from None
 
 
 def reason(failure: Exception, limit: int = 500) -> str:

@@ -1,51 +1,68 @@
-"""Leaves of a GPU's stored results what counts, and says once what all lines of a run share.
+"""Leaves of stored results what counts, and says once what several lines share.
 
     python -m benchmarks.kit.settle [FOLDER]
 
-`make results` does so first. Of each case the newest line of every contestant counts, and with it all lines of that
-case from the same run, since a ratio is of rounds in turn. Of a matrix product the library and the fastest tile are
-left. What led to a green check is dropped, and tests that were skipped. Older results are in the history of the file.
+`make results` does so first. Of each case the newest line of every contestant counts, on each machine, and with it all
+lines of that case from the same run, since a ratio is of rounds in turn. Of a matrix product the library and the
+fastest tile are left. What led to a green check is dropped, and so is what no page shows: tests that were skipped, what
+a run left out. Older results are in the history of the file.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gemm_tuning.table import best
+from benchmarks.kit.folding import CASE, CONTESTANT, Line, folded
 from benchmarks.kit.record import RESULTS, read_lines
 
-Line = dict[str, Any]
-# What a line is a result of; which of the fields it has depends on its kind.
-_CASE = (
-    "kind", "family", "case", "test", "tool", "what", "product", "layout", "dtype", "m", "n", "k", "length",
-    "dropout_p", "mode", "model",
-)  # fmt: skip
-_CONTESTANT = ("provider", "candidate")
-# Of a run that is over: what was left out of it, and how its parts ended.
-_OF_RUNS = ("part", "skipped")
-_TRACES = ("outputs", "compiled", "message")  # of a check: worth a look where it is red
+# Fields that no page shows. Of a check, they are worth a look where it is red.
+_OF_GREEN = {"outputs", "compiled", "message", "times", "kernels", "seconds"}
+_UNUSED = {
+    "finetune": {"gpu_share", "model_tflop_s", "real_tokens_per_s"},
+    "gemm": {"us_p20", "us_p80", "tflop_s"},
+    "profile": {"gaps"},
+    "step": {"gpu_share", "model_tflop_s", "real_tokens_per_s"},
+    "tiles": {"us_p20", "us_p80"},
+    "timing": {"peers", "rotation", "equal_copy_gb_s", "copy_ceiling_gb_s", "matmul_ceiling_tflop_s"},
+    "verify": {"seconds"},
+}
+# Of another contestant than ours: they follow from the times.
+_RATES = {"gb_s", "share_of_equal_copy", "share_of_copy_ceiling", "tflop_s", "share_of_matmul_ceiling"}
+DIGITS = 7  # of a figure
+MESSAGE = 300  # characters of what a test failed with: the last ones
 
 
 def settled(lines: Iterable[Line]) -> list[Line]:
-    """The lines of one GPU that count, in their order."""
+    """The lines of one file that count, in their order."""
     lines = list(lines)
-    newest = {(_named(line, _case_of(line)), _named(line, _CONTESTANT)): line["run"] for line in lines}
+    newest = {(_case(line), _named(line, CONTESTANT)): _run(line) for line in lines}
     runs: dict[tuple[Any, ...], set[str]] = {}
     for (case, _), run in newest.items():
         runs.setdefault(case, set()).add(run)
-    kept = [line for line in lines if line["run"] in runs[_named(line, _case_of(line))] and not _is_skipped(line)]
+    kept = [line for line in lines if _run(line) in runs[_case(line)] and _is_shown(line)]
     fastest = {id(line) for of_one in _products(kept) for line in best(of_one) if line is not None}
-    return [_without_traces(line) for line in kept if line["kind"] != "gemm" or id(line) in fastest]
+    return [_shown(line) for line in kept if line["kind"] != "gemm" or id(line) in fastest]
 
 
-def _case_of(line: Line) -> tuple[str, ...]:
-    return ("kind", "part") if line["kind"] in _OF_RUNS else _CASE
+def _run(line: Line) -> str:
+    """The run of a line. A line of a CPU names none and is a run of its own."""
+    return str(line.get("run") or line["time"])
 
 
-def _is_skipped(line: Line) -> bool:
-    return line["kind"] == "test" and line["outcome"] == "skipped"
+def _case(line: Line) -> tuple[Any, ...]:
+    """What a line is a result of, and the machine; of a part of a run, which part."""
+    machine = line.get("gpu") or (line.get("processor"), line.get("threads"))
+    return machine, *_named(line, ("kind", "part") if line["kind"] == "part" else CASE)
+
+
+def _is_shown(line: Line) -> bool:
+    """Whether a page shows lines like this one."""
+    if line["kind"] == "part":
+        return line["part"] == "tests"
+    return line["kind"] != "skipped" and (line["kind"], line.get("outcome")) != ("test", "skipped")
 
 
 def _named(line: Line, names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -56,55 +73,39 @@ def _products(lines: list[Line]) -> Iterable[list[Line]]:
     found: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         if line["kind"] == "gemm":
-            found.setdefault(_named(line, _CASE), []).append(line)
+            found.setdefault(_named(line, CASE), []).append(line)
     return found.values()
 
 
-def _without_traces(line: Line) -> Line:
-    is_green = line.get("outcome") in ("green", "passed")
-    return {name: value for name, value in line.items() if not (is_green and name in _TRACES)}
+def _shown(line: Line) -> Line:
+    """A line without the fields that no page shows; of seconds of every round their number."""
+    dropped = _UNUSED.get(line["kind"], set())
+    if (line["kind"], line.get("outcome")) in (("smoke", "green"), ("test", "passed")):
+        dropped = dropped | _OF_GREEN
+    if line["kind"] == "timing" and line["provider"] != "bert_fast":
+        dropped = dropped | _RATES
+    if isinstance(line.get("transformers_s"), list):
+        dropped = dropped | {"bert_fast_s", "transformers_s"}
+        line = line | {"rounds": len(line["transformers_s"])}
+    if "message" in line:
+        line = line | {"message": line["message"][-MESSAGE:]}
+    return {name: _rounded(value) for name, value in line.items() if name not in dropped}
 
 
-def shared(lines: list[Line]) -> Iterator[Line]:
-    """The same for a file: before a run's lines one of kind "run" with its name, its end and what they share.
-
-    Of kind "tests" there is one for all that passed.
-    """
-    of_run: dict[str, list[Line]] = {}
-    for line in lines:
-        of_run.setdefault(line["run"], []).append(line)
-    for run, those in of_run.items():
-        same = {
-            name: value
-            for name, value in those[0].items()
-            if name != "kind" and all(name in line and line[name] == value for line in those)
-        } | {"run": run, "time": max(line["time"] for line in those)}
-        yield {"run": run, "kind": "run"} | same
-        passed = []
-        for line in those:
-            if line["kind"] == "test" and line["outcome"] == "passed":
-                passed.append(line)
-            else:
-                yield {name: line[name] for name in line if name not in same}
-        if passed:
-            yield {"kind": "tests", "outcome": "passed", "tests": _by_file(passed)}
-
-
-def _by_file(tests: Iterable[Line]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in tests:
-        file, name = line["test"].split("::", 1)
-        found.setdefault(file, []).append(name)
-    return found
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
 
 
 def settle(path: Path) -> None:
-    """Replaces a GPU's file of results, in one step; leaves another file as it is."""
-    lines = list(read_lines(path))
-    if lines and all(line.get("gpu") for line in lines):
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{json.dumps(line)}\n" for line in shared(settled(lines))), encoding="utf-8")
-        temporary.replace(path)
+    """Replaces a file of results, in one step."""
+    temporary = path.with_suffix(".tmp")
+    lines = folded(settled(read_lines(path)))
+    temporary.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    temporary.replace(path)
 
 
 def main(folder: str | None = None) -> None:

@@ -1,14 +1,15 @@
-"""Pictures of stored results; drawn in the style of the other pages where `styled` is entered."""
+"""Pictures of stored results, which matplotlib draws while `styled` is entered."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.kit.drawing import INK, MAIN, bars
 from benchmarks.plot.stored import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAIN, INK, SOFT = "#0f6b8f", "#26323b", "#5d6b76"
 GOAL = INK
 TITLE: dict[str, Any] = {"fontsize": 9, "fontweight": "normal"}  # long ones
 # One colour for a contestant wherever it appears; peers that are not listed share the last.
@@ -16,6 +17,28 @@ COLOURS = {"eager": "#9aa5b1", "compiled": "#e08e2b", "liger": "#3f9b5b", "apex"
 MODE_COLOURS = {"fwd": MAIN, "bwd": "#7fb8d0", "fwd_bwd": MAIN, "step": MAIN}
 GOAL_SHARES = (0.8, 0.9)  # at 4,096 tokens; from 16,384 on
 GOAL_RATE = 0.85  # of the library's, of a matrix product alone
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": "#b9c3cb",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "grid.color": "#e4e9ed",
+    "axes.axisbelow": True,
+}
+
+
+def styled() -> AbstractContextManager[Any]:
+    """While it is entered, figures and axes are made in the style of these pictures."""
+    import matplotlib
+
+    return matplotlib.rc_context(_STYLE)
 
 
 def _figure(labels: Sequence[str], per_row: float = 1.0, columns: int = 1, width: float = 9.0) -> tuple["Figure", Any]:
@@ -30,6 +53,12 @@ def _figure(labels: Sequence[str], per_row: float = 1.0, columns: int = 1, width
     axes[0].set_yticks(range(len(labels)), labels)
     axes[0].set_ylim(len(labels) - 0.4, -0.6)
     return figure, axes
+
+
+def _bars(axis: Any, values: Sequence[float], labels: Sequence[str]) -> None:
+    """A horizontal bar for each place of `_figure`, with a label behind it."""
+    axis.bar_label(axis.barh(range(len(values)), values, 0.72, color=MAIN), labels, padding=4)
+    axis.tick_params(axis="y", length=0)
 
 
 def family_figure(title: str, rows: Sequence[Row]) -> "Figure":
@@ -81,16 +110,13 @@ def _speedups(axis: Any, rows: Sequence[Row], others: Sequence[str]) -> None:
 
 
 def products_figure(products: dict[str, list[dict[str, Any]]]) -> "Figure":
-    """Matrix products: our fastest tile's rate over the library with separate kernels; a stroke for each other tile."""
+    """Matrix products: our fastest tile's rate over the library with separate kernels."""
     figure, (axis,) = _figure(list(products), width=11.0)
-    speedups = [
-        sorted((line["speedup_over_library"] for line in lines if line["tile"] is not None), reverse=True) or [0.0]
+    best = [
+        max((line["speedup_over_library"] for line in lines if line["tile"] is not None), default=0.0)
         for lines in products.values()
     ]
-    best = [one[0] for one in speedups]
-    bars(axis, list(products), best, [f"{value:.2f}x" if value else "library alone" for value in best], MAIN)
-    for number, (_, *others) in enumerate(speedups):
-        axis.vlines(others, number - 0.36, number + 0.36, color="white", linewidth=0.8)
+    _bars(axis, best, [f"{value:.2f}x" if value else "library alone" for value in best])
     axis.set_xlim(0, 1.12 * max(1.0, *best))
     axis.axvline(1.0, color=GOAL, linewidth=0.9)
     axis.axvline(GOAL_RATE, color=GOAL, linewidth=0.9, linestyle="--")
@@ -104,7 +130,7 @@ def models_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     figure, (axis,) = _figure(list(found))
     ratios = [line["ratio"] for line in found.values()]
     labels = [f"{line['ratio']:.1f}x, {line['fill']:.0%} filled" for line in found.values()]
-    bars(axis, list(found), ratios, labels, MAIN)
+    _bars(axis, ratios, labels)
     for number, line in enumerate(found.values()):
         if "goal" in line:
             axis.vlines(line["goal"], number - 0.36, number + 0.36, color=GOAL, linewidth=1.6)
@@ -120,7 +146,7 @@ def pieces_figure(results: dict[str, dict[str, Any]]) -> "Figure":
     ratios = [line["ratio"] for line in found.values()]
     others = ["PyTorch" if "torch_ms" in line else "tokenizers" for line in found.values()]
     labels = [f"{ratio:.2g}x {other}" for ratio, other in zip(ratios, others, strict=True)]
-    bars(axis, list(found), ratios, labels, MAIN)
+    _bars(axis, ratios, labels)
     axis.set_xscale("log")
     axis.set_xlim(min(0.5, *ratios), 3 * max(ratios))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")

@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks.gemm_tuning.table import newest
 from benchmarks.kit.markdown import facts
-from benchmarks.kit.record import read_lines
+from benchmarks.kit.record import read_folder
+from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES
 from benchmarks.tokenizers import stored as tokenizers
 
 
@@ -32,8 +33,8 @@ class Row:
 class Machine:
     """A GPU or a processor with its newest results.
 
-    facts: what to print about it; ceilings and sanitizer: lines of its last run; simple: results that are no kernel
-        cases, by case name; tokenizers: likewise, those of `benchmarks/tokenizers`.
+    facts: what to print about it; ceilings and sanitizer: lines of the last run that has any; simple: results that are
+        no kernel cases, by case name; tokenizers: likewise, those of `benchmarks/tokenizers`.
     """
 
     name: str
@@ -54,12 +55,17 @@ class Machine:
         return found
 
 
+def in_order(newest: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Results by case: those of whole models as the registry has them, then the others as they came."""
+    names = [case.name for case in (*CASES, *FUSED_CASES, *FAMILY_CASES)]
+    return {name: newest[name] for name in (*filter(newest.__contains__, names), *newest)}
+
+
 def load(folder: Path) -> list[Machine]:
     """Every machine with results in a folder, GPUs first. A case that its newest check found wrong is `red`, no row."""
     by_machine: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in read_lines(path):
-            by_machine.setdefault(line.get("gpu") or f"{line['processor']}, {_threads(line)}", []).append(line)
+    for line in read_folder(folder):
+        by_machine.setdefault(line.get("gpu") or f"{line['processor']}, {_threads(line)}", []).append(line)
     machines = [_machine(name, lines) for name, lines in by_machine.items()]
     return sorted(machines, key=lambda machine: ("threads" in machine.facts, machine.name))
 
@@ -70,10 +76,7 @@ def _threads(line: dict[str, Any]) -> str:
 
 def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
     machine = Machine(name)
-    last_run = lines[-1].get("run")
-    of_last = [line for line in lines if line.get("run") == last_run]
-    machine.ceilings = [line for line in of_last if line.get("kind") == "ceiling"]
-    machine.sanitizer = [line for line in of_last if line.get("kind") == "sanitizer"]
+    machine.ceilings, machine.sanitizer = _of_one_run(lines, "ceiling"), _of_one_run(lines, "sanitizer")
     checked = {line["case"]: line for line in lines if line.get("kind") == "verify"}
     machine.red = [line for line in checked.values() if not line["ok"]]
     wrong = {line["case"] for line in machine.red}
@@ -83,12 +86,18 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
         if line.get("kind") == "timing" and line["case"] not in wrong
     }
     machine.rows = _rows(timings)
-    machine.simple = {line["case"]: line for line in lines if line.get("kind", "cpu") in {"cpu", "model"}}
+    machine.simple = in_order({line["case"]: line for line in lines if line["kind"] in {"cpu", "model"}})
     machine.products = _products(lines)
     machine.tokenizers = tokenizers.newest(lines)
     used = [*timings.values(), *machine.simple.values()] or lines
     machine.facts = _facts(used)
     return machine
+
+
+def _of_one_run(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind from the newest run that has any."""
+    found = [line for line in lines if line["kind"] == kind]
+    return [line for line in found if line.get("run") == found[-1].get("run")]
 
 
 def _rows(timings: dict[tuple[str, str, str], dict[str, Any]]) -> list[Row]:

@@ -11,6 +11,7 @@ from benchmarks.kit.record import RESULTS
 from benchmarks.plot import __main__ as plot
 from benchmarks.plot.figures import products_figure
 from benchmarks.plot.stored import load
+from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES
 from tests.benchmarks.conftest import CpuRun
 
 pytest.importorskip("matplotlib", reason="the package matplotlib is not installed")
@@ -41,6 +42,20 @@ def test_the_newest_result_of_each_case_is_drawn(tmp_path: Path) -> None:
     assert row.result["us"] == 10.0
     assert row.share == 0.25
     assert row.speedups == {"eager": 2.0, "liger": 0.5}
+
+
+def test_ceilings_are_those_of_the_newest_run_that_measured_them(tmp_path: Path) -> None:
+    ceilings = [{**timing("copy", run=run), "kind": "ceiling", "gb_s": float(run)} for run in "12"]
+    (machine,) = load(write(tmp_path, *ceilings, timing("bert_fast", run="3")))
+    assert machine.ceilings == ceilings[1:] and machine.sanitizer == []
+
+
+def test_whole_models_come_as_the_registry_has_them(tmp_path: Path) -> None:
+    """However the file has them, which says when each was measured last; what the registry has not comes last."""
+    cases = [case.name for case in (*CASES[:3], *FUSED_CASES[:2], *FAMILY_CASES[:2])]
+    lines = [timing("bert_fast", case, kind="cpu", gpu=None, threads=2) for case in ("x", *reversed(cases))]
+    (machine,) = load(write(tmp_path, *lines))
+    assert list(machine.simple) == [*cases, "x"]
 
 
 def test_arithmetic_binds_where_operations_are_counted(tmp_path: Path) -> None:
