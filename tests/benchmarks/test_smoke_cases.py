@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import checks, whole
+from benchmarks.gpu.checks import CompiledKernels, SmokeCase, run
 from benchmarks.kernels import attention_extras
 from benchmarks.kit import crashes, programs
 from benchmarks.registry import family_names, kernel_cases
-from benchmarks.smoke import check, whole
-from benchmarks.smoke.case import SmokeCase
-from benchmarks.smoke.check import run
-from benchmarks.smoke.compiled import CompiledKernels
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
 from tests.patience import PATIENCE_S
@@ -86,17 +84,17 @@ def test_dropout_is_held_against_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) 
     family = importlib.import_module("benchmarks.families.dropout")
     dropout = family.ops.dropout
     (case, *_) = family.small_cases()
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green" and {one["output"] for one in checked["outputs"]} == {"y", "dx"}
     monkeypatch.setattr(family.ops, "dropout", lambda *given, site, **named: dropout(*given, site=site + 1, **named))
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "red" and "dropout.y: worst error" in checked["error"]
 
 
 @pytest.mark.parametrize("relative", ["relative_key", "relative_key_query"])
 def test_attention_with_extras(relative: str) -> None:
     case = attention_extras.with_extras((5, 0, 9), 2, 8, torch.float32, relative, 0.1)
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green", checked["error"]
     names = ["out", "dq", "dk", "dv", "dbias", "ddistance_table"]
     assert [one["output"] for one in checked["outputs"]] == names
@@ -121,7 +119,7 @@ def test_a_whole_model_that_differs_is_red(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(whole, "our_model", spoilt)
     checked = run(case, CPU, CompiledKernels())
     assert checked["outcome"] == "red" and "fast_model.logits: worst error" in checked["error"]
-    assert len(checked["outputs"]) == check.MOST_OUTPUTS
+    assert len(checked["outputs"]) == checks.MOST_OUTPUTS
 
 
 def test_the_same_bits_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
