@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_PYTHON := $(VENV)/bin/python
-RESULTS_DIR ?= benchmarks/results
+RESULTS_DIR ?=
 COMMIT ?=
 GPU_ARGS ?=
 TESTS ?=
@@ -73,17 +73,19 @@ format: setup
 bench: setup-demo
 	@$(VENV_PYTHON) -m benchmarks.run
 
+GPU_COMMAND = $(GPU_PYTHON) -m benchmarks.gpu $(if $(RESULTS_DIR),--results $(RESULTS_DIR)) $(if $(COMMIT),--commit $(COMMIT))
+
 gpu: gpu-python
-	@$(GPU_PYTHON) -m benchmarks.gpu --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
+	@$(GPU_COMMAND) $(GPU_ARGS)
 
 gpu-smoke: gpu-python
-	@$(GPU_PYTHON) -m benchmarks.smoke --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
+	@$(GPU_COMMAND) --parts smoke --minutes 1.5 $(GPU_ARGS)
 
 gpu-ahead: gpu-python
-	@$(GPU_PYTHON) -m benchmarks.gpu.ahead $(GPU_ARGS)
+	@$(GPU_PYTHON) -m benchmarks.gpu --parts ahead --device sm_90 --minutes 60 $(GPU_ARGS)
 
 gpu-sanitize: gpu-python
-	@$(GPU_PYTHON) -m benchmarks.gpu.sanitizer --results $(RESULTS_DIR) $(if $(COMMIT),--commit $(COMMIT)) $(GPU_ARGS)
+	@$(GPU_COMMAND) --parts memcheck,racecheck $(GPU_ARGS)
 
 gpu-status: python
 	@$(PYTHON) -m benchmarks.gpu.status

@@ -8,8 +8,8 @@ tokenizers/       the tokenizer beside others
 serving/          encoders as they are served on a CPU, beside what people serve with
 embedding/        contrastive steps, memory of large batches and encoding on a GPU, beside sentence-transformers
 recipes/          the runs of `examples/` beside transformers' Trainer
-gpu/              `make gpu`: all of it that needs a GPU, within a budget; what is owed to one; tables of what is stored
-smoke/            `make gpu-smoke`: every kernel once on a GPU, within 90 seconds
+gpu/              `make gpu` and its like: all of it that needs a GPU, in parts with budgets; `make gpu-smoke`, every
+                  kernel once, is one of them; what is owed to a GPU; tables of what is stored
 gemm_tuning/      which tile of our matrix product, or the library, on a GPU
 aot/              the ahead-of-time gate: what the kernels compile to, without a GPU
 plot/             `make plots`: stored results as pictures and one page

@@ -1,11 +1,13 @@
 """The parts of `make gpu`, in processes that `driver.py` starts within their budgets.
 
-    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--until T] [--progress FILE]
+    python -m benchmarks.gpu.parts PART --run FILE [--family NAME] [--until T] [--progress FILE] [--only NAMES]
 
+    smoke      every case of a family once: right, repeatable, roughly how fast; or whole models
+    sanitized  every small case, whatever comes out: what runs under compute-sanitizer
     ceilings   copy bandwidth and bf16 matrix rate
     verify     every case of a family against fp64, and twice, bit for bit
     compile    torch.compile of every verified case, into the compiler's cache on disk
-    prepare    Triton's compilation of what `gemm` and `tiles` time, into its cache on disk, in several processes
+    prepare    compilation of what others time, into caches on disk; over the null driver, of all that there is
     time       bert_fast, eager and compiled in turn, cases of all families that verified green only
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
@@ -15,22 +17,21 @@
     finetune   whole steps of fine-tuning against transformers' and flash attention on flattened inputs
     embedding  contrastive steps, and raw text to vectors, against sentence-transformers, padded and packed
     runs       whole training runs by our Trainer: tokens/s, MFU, memory, waiting for batches
-    models     whole models against transformers, where the lengths of their texts are there
 
 FILE holds what `Run` holds, as JSON. A part stops by itself before T, in seconds of `time.monotonic`, and records what
 it left out; should it hang, it is killed, and what it had recorded stays. A case that leaves the device unusable ends
-the process; with --progress, the next one goes on behind that case.
+the process; with --progress, the next one goes on behind that case. --only: names of cases, as JSON.
 """
 
 import argparse
 import itertools
-import multiprocessing
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +39,29 @@ import torch
 
 from benchmarks.gemm_tuning import timing as gemm_tuning
 from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Product
-from benchmarks.gpu.run import Run
+from benchmarks.gpu import checks
+from benchmarks.gpu.ahead import calls
+from benchmarks.gpu.run import Run, is_dry
+from benchmarks.gpu.sanitizer import THROUGH
+from benchmarks.gpu.smoke import GREEN, WHOLE
 from benchmarks.gpu.summary import shown
+from benchmarks.gpu.whole import whole_cases
 from benchmarks.kernels import attention_tiles, timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
 from benchmarks.kit.crashes import Progress, is_usable, leave
 from benchmarks.kit.record import reason
-from benchmarks.models import finetuning_steps, forward_backward, step_cases, step_profiles, training_steps
-from benchmarks.registry import CASES, kernel_cases
+from benchmarks.models import finetuning_steps, step_cases, step_profiles, training_steps
+from benchmarks.registry import kernel_cases
 
 
 @dataclass(frozen=True)
 class Job:
     """One part in one process: what it stores, shows and leaves out.
 
-    family: whose cases, or a variant of the part. progress: what processes before this one have begun.
+    family: whose cases, or a variant of the part. progress: what processes before this one have begun. only: names of
+    the cases to run, None for all. share: "1/3" for every third case of them, from the second on.
     """
 
     part: str
@@ -62,10 +69,12 @@ class Job:
     family: str = ""
     seconds: float = float("inf")
     progress: Progress = field(default_factory=lambda: Progress(None))
+    only: list[str] | None = None
+    share: str = "0/1"
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.run.device)
+        return torch.device("cpu" if is_dry(self.run.device) else self.run.device)
 
     @property
     def is_small(self) -> bool:
@@ -89,8 +98,11 @@ class Job:
         """Case by case, as long as there is time; behind those that were begun, and not behind one that leaves the
         device unusable: that one ends this process.
         """
+        first, step = map(int, self.share.split("/"))
+        wanted = [case for case in list(cases)[first::step] if self.only is None or case.name in self.only]
+        self.progress.plan([case.name for case in wanted])
         begun = set(self.progress.begun())
-        for case in Seconds(self.seconds).of([case for case in cases if case.name not in begun], self.leave_out):
+        for case in Seconds(self.seconds).of([case for case in wanted if case.name not in begun], self.leave_out):
             self.progress.begin(case.name)
             yield case
             if not is_usable(self.device):
@@ -123,6 +135,52 @@ class Job:
             elif report:
                 why = "verified red" if case.name in checked else "not verified in this run"
                 self.leave_out(case, f"{why}: not timed")
+
+
+def smoke(job: Job) -> bool:
+    """Returns whether all cases are right. Over the null driver nothing is compared or timed."""
+    dry, size, compiled = is_dry(job.run.device), "small" if job.is_small else "smoke", checks.CompiledKernels()
+    if job.family == WHOLE:
+        cases = whole_cases(size, dry)
+    else:
+        check = checks.launch if dry else checks.check
+        cases = [checks.SmokeCase(case.name, partial(check, case)) for case in kernel_cases(size, [job.family])]
+    is_alone, all_right = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1", True
+    for case in job.cases(cases):
+        start = time.monotonic()
+        fields = checks.run(case, job.device, compiled)
+        fields |= {} if is_usable(job.device) else {"outcome": "crash"}
+        fields |= {"blocking": is_alone, "seconds": round(time.monotonic() - start, 2)}
+        job.store("smoke", family=job.family, case=case.name, **fields)
+        all_right &= fields["outcome"] in GREEN
+    return all_right
+
+
+def sanitized(job: Job) -> bool:
+    """Forward and backward, or steps, of every small case; says which kernels were launched."""
+    with timing.launched_kernels() as kernels:
+        for case in job.cases(kernel_cases("small", job.run.families)):
+            torch.manual_seed(0)
+            timing.results_of(case.make(job.device))
+    say(" ".join([THROUGH, *sorted(kernels)]))
+    return True
+
+
+def prepare(job: Job) -> bool:
+    """Compiles ahead of what is timed, by running it; family: what (`ahead.calls`). What fails is left out here.
+
+    Returns whether all could be compiled over the null driver. On a GPU the part that it was for meets it again.
+    """
+    is_whole = True
+    for case in job.cases(checks.SmokeCase(*each) for each in calls(job.family, job.run)):
+        try:
+            case.check(job.device)
+        except checks.Skipped:  # for want of a GPU
+            pass
+        except Exception as failure:
+            job.leave_out(case, reason(failure, 300))
+            is_whole = False
+    return is_whole or not is_dry(job.run.device)
 
 
 def ceilings(job: Job) -> bool:
@@ -159,45 +217,6 @@ def compile_(job: Job) -> bool:
         took = round(time.monotonic() - start, 2)
         job.store("compile", family=job.family, case=case.name, ok=error is None, error=error, seconds=took)
     return True
-
-
-def prepare(job: Job) -> bool:
-    """Compiles ahead of parts that time; what is not done in time, they compile. family: "steps", or "" for the rest.
-
-    Of matrix products and attention's tiles, in processes side by side.
-    """
-    if job.family == "steps":
-        job = replace(job, part="steps")
-        return job.each(_step_cases(job, "compiled"), "step", lambda case: _compiled_step(job, case))
-    if job.run.device != "cuda":
-        say("Triton's kernels need a GPU: nothing to compile")
-        return True
-    jobs: list[tuple[Any, ...]] = [(gemm_tuning.prepare, *each) for each in gemm_tuning.preparations(job.device)]
-    jobs += [(attention_tiles.prepare, group) for group in attention_tiles.GROUPS]
-    count = min(8, max(1, (os.cpu_count() or 1) // 2))
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for error in pool.map(_prepared, jobs, [job.run.device] * len(jobs)):
-            if error is not None:  # the part meets it again, and records it
-                say(error)
-    return True
-
-
-def _compiled_step(job: Job, case: step_cases.StepCase) -> Iterator[dict[str, Any]]:
-    """Leaves a training step in torch.compile's cache on disk; there is nothing to store."""
-    try:
-        training_steps.compile_step(case, job.device, job.run.compile_backend)
-    except Exception as failure:  # part `compiled` meets it again, and records it
-        say(f"{case.name}: {reason(failure)}")
-    yield from ()
-
-
-def _prepared(job: tuple[Any, ...], device: str) -> str | None:
-    prepare_one, what, *options = job
-    try:
-        prepare_one(what, *options, torch.device(device))
-    except Exception as failure:
-        return f"{what.name}: {reason(failure)}"
-    return None
 
 
 def time_(job: Job) -> bool:
@@ -287,40 +306,28 @@ def tiles(job: Job) -> bool:
 
 def steps(job: Job) -> bool:
     """Times whole training steps; family: "compiled" for transformers' under torch.compile, "" for all others."""
-    options: dict[str, Any] = {"rounds": job.run.rounds or 8, "compile_backend": job.run.compile_backend}
-    options |= {"matmul_tflop_s": _matmul_ceiling(job), "is_compiled": job.family == "compiled"}
-    cases = _step_cases(job, job.family)
+    cases, options = _cases_of(step_cases, job), _options(job, 8)
+    cases = [case for case in cases if case.is_compiled or not options["is_compiled"]]
     return job.each(cases, "step", lambda case: training_steps.time_steps(case, job.device, **options))
 
 
 def finetune(job: Job) -> bool:
     """Times whole steps of fine-tuning; family: as of `steps`."""
-    options: dict[str, Any] = {"rounds": job.run.rounds or 12, "compile_backend": job.run.compile_backend}
-    options |= {"matmul_tflop_s": _matmul_ceiling(job), "is_compiled": job.family == "compiled"}
-    cases = finetuning_steps.SMALL_CASES if job.is_small else finetuning_steps.CASES
+    cases, options = _cases_of(finetuning_steps, job), _options(job, 12)
     return job.each(cases, "finetune", lambda case: finetuning_steps.time_steps(case, job.device, **options))
 
 
 def profile(job: Job) -> bool:
     """Profiles whole training steps."""
-    cases = step_profiles.SMALL_CASES if job.is_small else step_profiles.CASES
+    cases = _cases_of(step_profiles, job)
     return job.each(cases, "profile", lambda case: step_profiles.profile_case(case, job.device))
-
-
-def _step_cases(job: Job, family: str) -> list[step_cases.StepCase]:
-    cases = step_cases.SMALL_CASES if job.is_small else step_cases.CASES
-    return [case for case in cases if family != "compiled" or case.is_compiled]
-
-
-def _matmul_ceiling(job: Job) -> float | None:
-    return ceilings_of(job.stored("ceiling")).matmul_tflop_s
 
 
 def runs(job: Job) -> bool:
     """Times whole training runs, one after the other."""
     from benchmarks.models import training_runs  # which needs accelerate
 
-    cases = training_runs.SMALL_CASES if job.is_small else training_runs.CASES
+    cases = _cases_of(training_runs, job)
     return job.each(cases, "run", lambda case: training_runs.time_run(case, _matmul_ceiling(job)))
 
 
@@ -328,31 +335,37 @@ def embedding(job: Job) -> bool:
     """Times contrastive steps and encoding."""
     from benchmarks.embedding import on_device
 
-    cases, rounds = on_device.SMALL_CASES if job.is_small else on_device.CASES, job.run.rounds or 5
+    cases, rounds = _cases_of(on_device, job), job.run.rounds or 5
     return job.each(cases, "embedding", lambda case: on_device.time_embedding(case, job.device, rounds))
 
 
-def models(job: Job) -> bool:
-    """Times the whole-model cases, each side in eager mode; a case without the lengths of its texts is left out."""
-    cases: Iterable[Any] = CASES
-    if job.is_small:
-        cases = (replace(case, batch_size=1) for case in cases if case.shape == "minilm" and case.lengths == "full")
-    rounds = job.run.rounds or 10
-    return job.each(cases, "model", lambda case: [forward_backward.run_case(case, rounds, 1, device=job.device)])
+def _cases_of(module: Any, job: Job) -> Sequence[Any]:
+    return module.SMALL_CASES if job.is_small else module.CASES
+
+
+def _options(job: Job, rounds: int) -> dict[str, Any]:
+    """How steps are timed."""
+    return {
+        "rounds": job.run.rounds or rounds, "compile_backend": job.run.compile_backend,
+        "matmul_tflop_s": _matmul_ceiling(job), "is_compiled": job.family == "compiled",
+    }  # fmt: skip
+
+
+def _matmul_ceiling(job: Job) -> float | None:
+    return ceilings_of(job.stored("ceiling")).matmul_tflop_s
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-_NAMED_AFTER_THEMSELVES = (
-    ceilings, verify, prepare, peers, gemm, tiles, profile, steps, finetune, embedding, runs, models,
-)  # fmt: skip
 PARTS: dict[str, Callable[[Job], bool]] = {
-    "compile": compile_,
-    "time": time_,
-    **{part.__name__: part for part in _NAMED_AFTER_THEMSELVES},
-}
+    part.__name__.rstrip("_"): part
+    for part in (
+        smoke, sanitized, prepare, ceilings, verify, compile_, time_, peers, gemm, tiles, profile, steps, finetune,
+        embedding, runs,
+    )
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -363,9 +376,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--family", default="")
     parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--progress", type=Path)
+    parser.add_argument("--only", type=json.loads)
+    parser.add_argument("--share", default="0/1")
     options = parser.parse_args(arguments)
-    seconds, progress = options.until - time.monotonic(), Progress(options.progress)
-    job = Job(options.part, Run.read(options.run), options.family, seconds, progress)
+    seconds, progress, run = options.until - time.monotonic(), Progress(options.progress), Run.read(options.run)
+    job = Job(options.part, run, options.family, seconds, progress, options.only, options.share)
     return 0 if PARTS[options.part](job) else 1
 
 

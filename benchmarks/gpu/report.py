@@ -87,21 +87,18 @@ class Step:
 
         Beside ours the median over rounds, between two others the ratio of their medians.
         """
-        first, second = self.lines.get(provider), self.lines.get(than)
-        if first is None or second is None or first["run"] != second["run"]:
-            return None
-        if not first["bert_fast_speedup"] or not second["bert_fast_speedup"]:
-            return None
-        if "bert_fast" in (provider, than):
-            return float(second["bert_fast_speedup"] / first["bert_fast_speedup"])
-        return float(second["ms"] / first["ms"])
+        speedup = self._ratio("bert_fast_speedup", provider, than)
+        return speedup if speedup is None or "bert_fast" in (provider, than) else self._ratio("ms", provider, than)
 
     def steadily_faster(self, provider: str, than: str) -> float | None:
         """The ratio of medians without a wait for the device after every step, which steps of fine-tuning have."""
+        return self._ratio("ms_steady", provider, than)
+
+    def _ratio(self, figure: str, provider: str, than: str) -> float | None:
         first, second = self.lines.get(provider), self.lines.get(than)
         if first is None or second is None or first["run"] != second["run"]:
             return None
-        return float(second["ms_steady"] / first["ms_steady"])
+        return float(second[figure] / first[figure]) if first[figure] and second[figure] else None
 
 
 def lines_by_gpu(folder: Path) -> dict[str, list[Line]]:

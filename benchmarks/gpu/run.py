@@ -15,17 +15,20 @@ from typing import Any
 from benchmarks.kit.record import ROOT, Recorder
 
 # Set by a user for other runs; here they would change what is measured.
-CLEARED_VARIABLES = ("BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "TRITON_INTERPRET")
+CLEARED_VARIABLES = (
+    "BERT_FAST_BACKEND", "BERT_FAST_DEBUG", "BERT_FAST_NATIVE", "CUDA_LAUNCH_BLOCKING", "TRITON_INTERPRET",
+)  # fmt: skip
 # What compilers keep on disk: below the project unless a user says otherwise, so that it goes where a copy goes.
 CACHE = ROOT / "build" / "gpu_cache"
 CACHE_VARIABLES = {"TRITON_CACHE_DIR": CACHE / "triton", "TORCHINDUCTOR_CACHE_DIR": CACHE / "inductor"}
+PROBE_S = 60.0  # in which a device says what it is
 
 
 @dataclass(frozen=True)
 class Run:
     """One run of `make gpu`: where results go, what stands in every line, and on what device which cases run.
 
-    device: "cuda", or "cpu" for tests; size: of the cases, as `registry.kernel_cases` has it.
+    device: "cuda", "cpu" (for tests), or one that `tools.null_driver` knows; size: of the cases, "gpu" or "small".
     compile_backend: of torch.compile; rounds: counted rounds of every contestant, None for the usual number.
     families: whose kernel cases run; None for all there are.
     """
@@ -50,24 +53,44 @@ class Run:
         return Recorder(Path(self.results), self.shared)
 
 
-_PROBE = """
-import json, sys, torch
-from benchmarks.kit.record import gpu_environment
-from benchmarks.registry import family_names
-if torch.cuda.is_available():
-    print(json.dumps([gpu_environment("cuda", sys.argv[1] or None), list(family_names())]))
-"""
-
-
-def probe(commit: str | None) -> tuple[dict[str, Any], list[str]] | None:
-    """(what stands in every line, names of families); None without a device. This process stays without torch."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, commit or ""], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
+def probe(device: str, commit: str | None) -> dict[str, Any] | None:
+    """What stands in every line, asked of another process: this one stays without torch. None without the device."""
+    ask = "import json, sys; from benchmarks.gpu.run import environment; print(json.dumps(environment(*sys.argv[1:])))"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ask, device, commit or ""], cwd=ROOT, env=process_environment(),
+            stdout=subprocess.PIPE, text=True, check=False, timeout=PROBE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"the device has not said what it is within {PROBE_S:.0f} s: nothing was run") from None
     if done.returncode != 0:
         raise SystemExit("the benchmarks could not be imported: the reason is above")
-    answer = done.stdout.strip().splitlines()[-1:]
-    return tuple(json.loads(answer[0])) if answer else None
+    found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def environment(device: str, commit: str) -> dict[str, Any] | None:
+    """What `probe` returns."""
+    import torch
+
+    from benchmarks.kit.record import gpu_environment
+    from bert_fast.devices import assembler
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return None
+    found = gpu_environment("cuda" if device == "cuda" else "cpu", commit or None)
+    capability = (int(device[3:-1]), int(device[-1])) if is_dry(device) else None
+    if device == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability()
+    if capability is None:
+        return found | {"capability": None, "ptxas": None}
+    ptxas = (assembler(capability) or "").removeprefix("ptxas ") or None
+    return found | {"capability": "{}.{}".format(*capability), "ptxas": ptxas}
+
+
+def is_dry(device: str) -> bool:
+    """Whether the null driver stands for a device ("sm_90"): kernels are compiled and launched, and nothing runs."""
+    return device.startswith("sm_")
 
 
 def process_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a run of `make gpu` ends with: parts, one line per case, what is owed, and last what is red.
+"""What a run ends with: parts, one line per case, kernels as compiled, what is owed, and last what is red.
 
     python -m benchmarks.gpu.summary FILE        the newest run in a file of results, also one that was cut off
 
@@ -9,148 +9,126 @@ import argparse
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.driver import GOOD
 from benchmarks.kit.record import Recorder, read_lines
 
+Line = dict[str, Any]
 RED_CHARACTERS = 8000
 
 
-def summary(recorder: Recorder, parts: Iterable[dict[str, Any]], owed: list[str]) -> str:
-    """Text; the results file has everything."""
-    parts = list(parts)
+def summary(recorder: Recorder, parts: Iterable[Line], owed: Sequence[str] | None = None) -> str:
+    """Text; the results file has everything. owed: kernels that no GPU result is of; None says nothing of them."""
+    parts, of = list(parts), recorder.of_this_run
     lines = ["-" * 78]
     lines += [f"{p['process']:<36} {p['outcome']:<7} {p['seconds']:6.1f} s of {p['allowed_s']:.0f}" for p in parts]
-    lines.append("left out: " + _counted(s["reason"][:60] for s in recorder.of_this_run("skipped")))
-    measured = "; ".join(map(shown, recorder.of_this_run("ceiling")))
-    lines.append(f"ceilings: {measured or 'not measured'}")
-    lines += _cases(recorder.of_this_run("timing"))
-    lines += _products(recorder.of_this_run("gemm"))
-    lines += [
-        shown(line)
-        for kind in ("profile", "model", "step", "finetune", "embedding", "run")
-        for line in recorder.of_this_run(kind)
-    ]
-    lines.append(f"owed: {len(owed)}" if owed else "owed: nothing")
-    return "\n".join([*lines, *(f"  {kernel}" for kernel in owed), *_red(recorder, parts)])
+    if left_out := of("skipped"):
+        lines.append("left out: " + _counted(line["reason"][:60] for line in left_out))
+    if measured := of("ceiling"):
+        lines.append("ceilings: " + "; ".join(map(shown, measured)))
+    lines += _cases(of("timing"))
+    lines += _products(of("gemm"))
+    for kind in ("profile", "step", "finetune", "embedding", "run"):
+        lines += map(shown, of(kind))
+    lines += _kernels(of("smoke"))
+    if owed is not None:
+        lines += [f"owed: {len(owed)}" if owed else "owed: nothing", *(f"  {kernel}" for kernel in owed)]
+    for kind in _CHECKS:
+        if checked := of(kind):
+            launched = {kernel for line in checked for kernel in line.get("kernels") or ()}
+            lines.append(f"{kind}: {_counted(map(_outcome, checked))}; {len(launched)} kernels launched")
+    return "\n".join([*lines, *_verdict(red(recorder, parts))])
 
 
-def _red(recorder: Recorder, parts: Iterable[dict[str, Any]]) -> list[str]:
-    """Lines that count what was checked, and name what is red; the last one says whether anything is."""
-    tests, checked, tools = (recorder.of_this_run(kind) for kind in ("test", "verify", "sanitizer"))
-    counts = [
-        "tests: " + _counted(t["outcome"] for t in tests),
-        "sanitizer: " + _counted(s["outcome"] for s in tools),
-        "cases: " + _counted("green" if c["ok"] else "red" for c in checked),
-    ]
-    red = [f"red: {c['case']}: {str(c['error'])[:200]}" for c in checked if not c["ok"]]
-    red += [f"{t['outcome']}: {t['test']}" for t in tests if t["outcome"] not in {"passed", "skipped"}]
-    red += [
-        f"{s['tool']}: {s['outcome']}: {s['said'][:200]}" for s in tools if s["outcome"] not in {"passed", "skipped"}
-    ]
-    red += [
-        f"{p['process']}: {p['outcome']}" + (f" in {p['case']}" if "case" in p else "")
-        for p in parts
-        if p["outcome"] != "ok"
-    ]
+# What compares: the kind of its lines, and what a line is named by.
+_CHECKS = {"test": "test", "sanitizer": "tool", "verify": "case", "smoke": "case"}
+_FINE = ("green", "passed", "skipped")
+
+
+def _outcome(line: Line) -> str:
+    return str(line["outcome"]) if "outcome" in line else "green" if line["ok"] else "red"
+
+
+def red(recorder: Recorder, parts: Iterable[Line]) -> list[str]:
+    """A line for all that is red or was not run."""
+    found = []
+    for kind, name in _CHECKS.items():
+        for line in recorder.of_this_run(kind):
+            if _outcome(line) not in _FINE:
+                why = " ".join(str(line.get("error") or line.get("said") or "").split())
+                why = why if len(why) <= 200 else f"{why[:100]} ... {why[-100:]}"  # a process' last words come last
+                found.append(f"{_outcome(line)}: {line[name]}" + (f": {why}" if why else ""))
+    for line in parts:
+        if line["outcome"] not in GOOD:
+            found.append(f"{line['process']}: {line['outcome']}" + (f" in {line['case']}" if "case" in line else ""))
+    return found
+
+
+def _verdict(red: Sequence[str]) -> list[str]:
+    """What is red, as far as RED_CHARACTERS go; the last line says whether anything is."""
     shown: list[str] = []
     for line in red:
         if sum(map(len, shown)) + len(line) > RED_CHARACTERS:
             break
         shown.append(f"  {line}")
-    verdict = f"red: {len(red)}, {len(red) - len(shown)} of them not shown" if red else "nothing is red"
-    return [*counts, *shown, verdict]
+    return [*shown, f"red: {len(red)}, {len(red) - len(shown)} of them not shown" if red else "nothing is red"]
 
 
-def shown(line: dict[str, Any]) -> str:
-    """One stored result in a line of the terminal."""
-    return _SHOWN[line["kind"]](line)
+# What a line is named by, and what is shown of it; which of them it has depends on its kind.
+_NAMES = (
+    "case", "what", "product", "layout", "m", "n", "k", "dtype", "length", "dropout_p", "mode", "provider", "candidate",
+)  # fmt: skip
+_FIGURES = (
+    "outcome", "ok", "error", "us", "gb_s", "share_of_copy_ceiling", "tflop_s", "ms", "ms_steady", "host_ms", "gpu_ms",
+    "launches", "busy_share", "sequences_per_s", "texts_per_s", "real_tokens_per_s", "tokens_per_s", "mfu",
+    "wait_share", "bert_fast_speedup", "speedup_over_library", "way", "differ_without", "times", "seconds",
+)  # fmt: skip
 
 
-def _checked(line: dict[str, Any]) -> str:
-    return f"{line['case']}: {'green' if line['ok'] else 'RED ' + line['error']}"
+def shown(line: Line) -> str:
+    """One stored result for the terminal; of a smoke case also the errors of its outputs."""
+    name = " ".join(_text(line[key]) for key in _NAMES if key in line)
+    name += ", again with CUDA_LAUNCH_BLOCKING=1" if line.get("blocking") else ""
+    rows = [f"{name}: " + ", ".join(f"{key} {_text(line[key])}" for key in _FIGURES if line.get(key) is not None)]
+    outputs = line.get("outputs") or ()
+    rows += [f"    {_output(one)}" for one in outputs if one["wrong"]]
+    fine = ", ".join(f"{one['output']} {one['worst']:.0e} {one['rms']:.0e}" for one in outputs if not one["wrong"])
+    return "\n".join([*rows, *([f"    {fine}"] if fine else [])])
 
 
-def _compiled(line: dict[str, Any]) -> str:
-    return f"{line['case']}: " + (line["error"] or f"compiled in {line['seconds']} s")
+def _text(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else str(value)
 
 
-def _ceiling(line: dict[str, Any]) -> str:
-    if "gb_s" in line:
-        return f"copy of {line['bytes'] / 1e6:.0f} MB {line['gb_s']:.0f} GB/s"
-    return f"{line['what']} {line['tflop_s']:.0f} TFLOP/s"
-
-
-def _timing(line: dict[str, Any]) -> str:
-    share = line["share_of_copy_ceiling"]
-    text = f"{line['case']} {line['mode']:4} {line['provider']:9} {line['us']:9.1f} us {line['gb_s']:7.1f} GB/s"
-    text += f" ({share:.0%} of copy)" if share else ""
-    text += f", {line['tflop_s']:6.1f} TFLOP/s" if "tflop_s" in line else ""
-    return text + (f", bert_fast {line['bert_fast_speedup']}x" if "bert_fast_speedup" in line else "")
-
-
-def _product(line: dict[str, Any]) -> str:
-    product = " ".join(str(line[name]) for name in ("what", "product", "layout", "m", "n", "k", "dtype"))
-    rate = f"{line['us']:9.1f} us {line['tflop_s']:6.1f} TFLOP/s" if "us" in line else line["error"]
-    return f"{product:52} {line['candidate']:40} {rate}"
-
-
-def _tile(line: dict[str, Any]) -> str:
-    group = f"{line['what']} S{line['length']} p{line['dropout_p']}"
-    return f"{group:24} {line['candidate']:28} {line.get('us', line.get('error'))}"
-
-
-def _model(line: dict[str, Any]) -> str:
-    rate = f"{line['bert_fast_tokens_per_s']:>12,.0f} real tokens/s"
-    return f"{line['case']:<55} {rate}  transformers {line['ratio']:.2f}x"
-
-
-def _step(line: dict[str, Any]) -> str:
-    text = f"{line['case'].removeprefix('step/'):<40} {line['provider']:9} {line['ms']:9.2f} ms{_steady(line)}"
-    text += f" {line['sequences_per_s']:9,.1f} sequences/s{_mfu(line)}"
-    return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
-
-
-def _steady(line: dict[str, Any]) -> str:
-    return f" ({line['ms_steady']:.2f} without waiting)" if "ms_steady" in line else ""
-
-
-def _profile(line: dict[str, Any]) -> str:
-    text = (
-        f"{line['case']:<40} {line['provider']:9} {line['ms']:9.2f} ms{_steady(line)}, device {line['gpu_ms']:.2f} ms"
-    )
-    busy = "" if line["busy_share"] is None else f", busy {line['busy_share']:.1%}"
-    return f"{text}, {line['launches']:.0f} launches{busy}"
-
-
-def _embedding(line: dict[str, Any]) -> str:
-    text = f"{line['case'].removeprefix('embedding/'):<40} {line['provider']:9} {line['ms']:9.2f} ms"
-    text += f" {line['texts_per_s']:9,.1f} texts/s {line['real_tokens_per_s']:12,.0f} tokens/s"
-    return text + ("" if line["provider"] == "bert_fast" else f"  bert_fast {line['bert_fast_speedup']}x")
-
-
-def _run(line: dict[str, Any]) -> str:
-    text = f"{line['case'].removeprefix('run/'):<40} {line['tokens_per_s']:>12,.0f} tokens/s"
-    return f"{text}{_mfu(line)}  waits {line['wait_share']:.1%}"
-
-
-def _mfu(line: dict[str, Any]) -> str:
-    return f"  MFU {line['mfu']:.0%}" if line["mfu"] is not None else ""
-
-
-_SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
-    "verify": _checked, "compile": _compiled, "ceiling": _ceiling, "timing": _timing, "gemm": _product, "tiles": _tile,
-    "model": _model, "step": _step, "finetune": _step, "profile": _profile, "embedding": _embedding, "run": _run,
-}  # fmt: skip
+def _output(one: Line) -> str:
+    first = "" if one["first_bad"] is None else f", the first at {list(one['first_bad'])}"
+    text = f"{one['output']}: worst {one['worst']:.1e} of {one['allowed_worst']:.1e}, "
+    text += f"rms {one['rms']:.1e} of {one['allowed_rms']:.1e}, {one['bad_share']:.2%} bad{first}"
+    return text + (f", {one['not_finite']} not finite" if one["not_finite"] else "")
 
 
 def _counted(words: Iterable[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common()) or "none"
 
 
-def _products(lines: list[dict[str, Any]]) -> list[str]:
+def _kernels(lines: Iterable[Line]) -> list[str]:
+    """A row for each kernel: seconds of all its compilations, the most registers, spills and shared memory."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        for one in line.get("compiled") or ():
+            found.setdefault(one["kernel"], []).append(one)
+    rows = [f"{'kernel':40}{'compiled':>9}{'s':>7}{'registers':>10}{'spills B':>9}{'shared B':>9}"]
+    for kernel, ones in sorted(found.items()):
+        most = [max(one[name] or 0 for one in ones) for name in ("registers", "spill_bytes", "shared_bytes")]
+        seconds = sum(one["compile_s"] for one in ones)
+        rows.append(f"{kernel:40}{len(ones):>9}{seconds:>7.1f}{most[0]:>10}{most[1]:>9}{most[2]:>9}")
+    return rows if found else []
+
+
+def _products(lines: list[Line]) -> list[str]:
     """Matrix products: how many, and our fastest tile beside the library; what failed, once for each message."""
     ours: dict[str, float] = {}
     for line in lines:
@@ -167,7 +145,7 @@ def _products(lines: list[dict[str, Any]]) -> list[str]:
     return [shown, *(f"  {count} tiles: {error}" for error, count in failed.most_common(10))]
 
 
-def _cases(timings: list[dict[str, Any]]) -> list[str]:
+def _cases(timings: list[Line]) -> list[str]:
     """us, share of the copy ceiling, TFLOP/s where counted, and how many times as fast as each of the others; families
     one after the other, which are timed in turn.
     """
@@ -194,13 +172,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.summary", description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="of results: FOLDER/<gpu>.jsonl")
     path = parser.parse_args(arguments).file
-    runs = [line["run"] for line in read_lines(path) if line.get("kind") != "smoke"] if path.is_file() else []
+    runs = [line["run"] for line in read_lines(path)] if path.is_file() else []
     if not runs:
         parser.error(f"{path}: expected a file with the lines of a run")
     recorder = Recorder(path, {"run": runs[-1]})
-    text = summary(recorder, recorder.of_this_run("part"), [])
-    print(text)
-    return 0 if text.endswith("nothing is red") else 1
+    parts = recorder.of_this_run("part")
+    print(summary(recorder, parts))
+    return 1 if red(recorder, parts) else 0
 
 
 if __name__ == "__main__":

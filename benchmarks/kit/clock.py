@@ -3,6 +3,7 @@
 Importing this module imports no torch.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -176,5 +177,5 @@ class Seconds:
             times.append(now - start)
             rest = (len(cases) - len(times)) * sum(times) / len(times)
             left = self._end - now
-            text = f"{len(times)} of {len(cases)} cases; the rest needs about {rest:.0f} s, {left:.0f} s are left"
-            print(text, flush=True)
+            text = f"{len(times)} of {len(cases)} cases; the rest needs about {rest:.0f} s"
+            print(text if left == math.inf else f"{text}, {left:.0f} s are left", flush=True)

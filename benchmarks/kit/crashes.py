@@ -6,6 +6,7 @@ status UNUSABLE, and another runs the cases behind the one that did it.
 Importing this module imports no torch.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +22,10 @@ class Progress:
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
+    def plan(self, names: list[str]) -> None:
+        """All cases that a process knows of, before the first of them."""
+        self._note("plan", names)
+
     def begin(self, name: str) -> None:
         """Before a case."""
         self._note("begin", name)
@@ -28,6 +33,15 @@ class Progress:
     def end(self, name: str) -> None:
         """After it, if the process can go on."""
         self._note("end", name)
+
+    @property
+    def size(self) -> int:
+        """Bytes that were noted: more of them is a sign of life."""
+        return 0 if self._path is None or not self._path.exists() else self._path.stat().st_size
+
+    def planned(self) -> list[str] | None:
+        """What was planned; None where no process has come that far."""
+        return next((names for what, names in self._notes() if what == "plan"), None)
 
     def begun(self) -> list[str]:
         """All that were begun, in order, by whichever process."""
@@ -39,15 +53,19 @@ class Progress:
         last = next((name for what, name in reversed(notes) if what == "begin"), None)
         return None if last is None or ["end", last] in notes else last
 
-    def _note(self, what: str, name: str) -> None:
+    def _note(self, what: str, name: str | list[str]) -> None:
         if self._path is not None:
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps([what, name]) + "\n")
+                file.write(f"\n{json.dumps([what, name])}")  # a line that was not finished ends here
 
-    def _notes(self) -> list[list[str]]:
+    def _notes(self) -> list[list[Any]]:
         if self._path is None or not self._path.exists():
             return []
-        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        notes = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # of a process that was killed while it wrote
+                notes.append(json.loads(line))
+        return notes
 
 
 def has_crashed(status: int | None) -> bool:

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-import benchmarks.smoke.dry
+import benchmarks.gpu.dry
 
-benchmarks.smoke.dry.start("sm_90")
+benchmarks.gpu.dry.start("sm_90")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

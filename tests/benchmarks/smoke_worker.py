@@ -1,52 +1,53 @@
-"""Stands for a process of the smoke run, up at once: `python tests/benchmarks/smoke_worker.py --family WHAT`.
+"""Stands for a process of the smoke run, up at once; what happens is in the name of the family.
 
-What happens is in the name of the family: "dies-hangs" has a case "fine", then one that dies, one that hangs, "last".
+"dies-hangs" has a case "fine", then one that dies, one that hangs, "last".
 """
 
 import json
 import os
 import sys
 import time
-from typing import Any
+from pathlib import Path
+
+from benchmarks.gpu.run import Run
+from benchmarks.kit.crashes import Progress, leave
 
 PATIENCE = 600.0
 
 
 def main() -> None:
     arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    family = arguments["--family"]
-
-    def tell(**fields: Any) -> None:
-        print(json.dumps(fields), flush=True)
-
-    if family == "environment":
-        return tell(environment={"run": "1", "gpu": "Made up (test)", "dirty": False, "commit": arguments["--commit"]})
+    family, progress = arguments["--family"], Progress(Path(arguments["--progress"]))
+    recorder = Run.read(Path(arguments["--run"])).recorder
     if family == "unimportable":
         sys.exit("no module named so")
     if family == "silent":
         time.sleep(PATIENCE)
     cases = [f"{family}/{name}" for name in ("fine", *family.split("-"), "last")]
     cases = [name for name in cases if name in json.loads(arguments.get("--only", json.dumps(cases)))]
-    tell(cases=cases)
+    progress.plan(cases)
     for case in cases:
-        tell(begin=case)
-        name, blocking = case.split("/")[1], os.environ.get("CUDA_LAUNCH_BLOCKING")
-        said = {"case": case, "outputs": [], "compiled": [], "kernels": {"_a_kernel": "12"}}
+        if case in progress.begun():
+            continue
+        progress.begin(case)
+        name, blocking = case.split("/")[1], os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+        outcome, error = "green", None
         if blocking:
-            tell(**said, outcome="red", error="an illegal access in _a_kernel")
+            outcome, error = "red", "an illegal access in _a_kernel"
         elif name == "dies":
-            sys.stdout.write('{"case"')
-            sys.stdout.flush()
+            with open(arguments["--progress"], "a") as file:
+                file.write('\n["end", "dies/di')
             print("the reason", file=sys.stderr, flush=True)
             os.abort()
         elif name == "hangs":
             time.sleep(PATIENCE)
         elif name == "breaks":  # the device is gone, the process is not
-            tell(**said, outcome="crash", error="an illegal memory access was encountered")
-            os._exit(3)
-        else:
-            tell(**said, outcome="green", error=None)
-    return None
+            outcome, error = "crash", "an illegal memory access was encountered"
+        recorder.write("smoke", family=family, case=case, outcome=outcome, error=error, blocking=blocking,
+                       kernels={"_a_kernel": "12"})  # fmt: skip
+        if outcome == "crash":
+            leave()
+        progress.end(case)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.families import family_names
+from benchmarks.gemm_tuning import timing
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import ahead
+from benchmarks.gpu.run import Run
+from benchmarks.kernels import attention_tiles
 from benchmarks.kit.record import ROOT
-
-COMMAND = (sys.executable, "-m", "benchmarks.gpu.ahead", "--jobs", "1", "--families")
 
 
 def test_only_what_is_loaded_stays(tmp_path: Path) -> None:
@@ -29,28 +32,48 @@ def test_only_what_is_loaded_stays(tmp_path: Path) -> None:
     assert not launcher.exists()
 
 
-def test_a_family_that_there_is_not_is_named() -> None:
-    with pytest.raises(SystemExit, match=r"--families: expected some of .*, got layernorm"):
-        ahead.main(["--families", "layernorm"])
-
-
-def test_a_chip_that_nobody_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--parts", "ahead", "--device", "sm_91"), "invalid choice: 'sm_91'"),
+        (("--parts", "ahead"), "--device: expected a null driver"),
+        (("--parts", "steps", "--device", "sm_90"), "--device: expected a null driver"),
+        (("--parts", "steps", "--only-red", "x"), "--only-red: expected part smoke"),
+    ],
+)
+def test_what_does_not_go_together_is_named(
+    options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        ahead.main(["--device", "sm_91"])
-    assert "invalid choice: 'sm_91'" in capsys.readouterr().err
+        gpu.main(list(options))
+    assert said in capsys.readouterr().err
+
+
+def test_of_all_families_all_else_is_compiled_too() -> None:
+    assert ahead.in_order(["dropout", "attention"]) == ["attention", "dropout"]
+    assert ahead.in_order(family_names())[-len(ahead.OTHERS) :] == list(ahead.OTHERS)
+
+
+def test_on_a_gpu_its_own_tiles_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the device at hand, which says what it is."""
+    asked = []
+    monkeypatch.setattr(timing, "preparations", lambda device: asked.append(device) or [])
+    names = [name for name, _ in ahead.calls("tuned", Run("", {}, "cuda"))]
+    assert asked == [torch.device("cuda")] and names == [group.name for group in attention_tiles.GROUPS]
+    assert not list(ahead.calls("tuned", Run("", {}, "cpu")))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU has the real driver")
 def test_a_later_run_compiles_nothing(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    said = subprocess.run([*COMMAND, "dropout"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    kernels = int(said.stdout.split()[0])
-    assert kernels > 0 and said.stdout.strip().endswith(str(tmp_path / "cache"))
-    smoke = (sys.executable, "-m", "benchmarks.smoke", "--device", "sm_90", "--families", "dropout")
-    smoke += ("--results", str(tmp_path), "--seconds", "300")
-    subprocess.run(smoke, cwd=ROOT, env=environment, capture_output=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "sm_90", "--families", "dropout", "--minutes", "10"]
+    command += ["--results", str(tmp_path), "--parts"]
+    said = subprocess.run([*command, "ahead"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    last = said.stdout.splitlines()[-1]
+    kernels = int(last.split()[0])
+    assert kernels > 0 and last.endswith(str(tmp_path / "cache"))
+    subprocess.run([*command, "smoke"], cwd=ROOT, env=environment, capture_output=True, check=True)
     lines = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
-    compiled = [one for line in lines for one in line["compiled"]]
-    assert compiled
+    assert [one for line in lines for one in line.get("compiled", ())]
     cubins = list((tmp_path / "cache").glob("*/*.cubin"))
     assert len(cubins) == kernels, "the smoke run has compiled a kernel of its own"

@@ -1,6 +1,7 @@
 """`--ptxas`: kernels by another assembler than Triton's own, and what is none."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -41,12 +42,13 @@ def test_smoke_over_the_null_driver_by_another(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     other = script(tmp_path / "ptxas", f"echo \"$@\" >> '{calls}'\n'{own}' \"$@\" && echo another >> /dev/stderr")
     said = over_null_driver(
-        "benchmarks.smoke", "--device", "sm_90", "--families", "dropout", "--results", str(tmp_path),
-        "--seconds", "600", "--ptxas", str(other), TRITON_CACHE_DIR=str(tmp_path / "cache"),
+        "benchmarks.gpu", "--parts", "smoke", "--device", "sm_90", "--families", "dropout", "--results", str(tmp_path),
+        "--minutes", "10", "--ptxas", str(other), TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )  # fmt: skip
-    assert said.splitlines()[-1] == "all is green: 1 cases green, 1 kernels launched"
+    assert said.splitlines()[-2:] == ["smoke: 1 green; 1 kernels launched", "nothing is red"]
+    assert re.search(r"^_dropout_kernel +1 +\d", said, re.MULTILINE), "what was compiled, in a table"
     assert "--gpu-name=sm_90a" in calls.read_text()
-    (line,) = read_lines(tmp_path / "smoke-sm-90.jsonl")
+    line, _ = read_lines(tmp_path / "no-gpu-sm-90.jsonl")
     assert line["ptxas"].endswith(f" at {other}") and line["capability"] == "9.0" and f"ptxas {line['ptxas']}" in said
     assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
     assert line["kernels"] == {"_dropout_kernel": programs.digest("dropout", "_dropout_kernel")}
@@ -79,7 +81,7 @@ def test_only_what_compares_runs_by_another(tmp_path: Path, monkeypatch: pytest.
             Part(name, 60.0, (Process(name, (sys.executable, "-c", code)),)) for name in ("verify", "tests", "time")
         ]
 
-    monkeypatch.setattr(gpu, "probe", lambda commit: ({"run": "r", "gpu": "g"}, ["attention"]))
+    monkeypatch.setattr(gpu, "probe", lambda device, commit: {"run": "r", "gpu": "g"})
     monkeypatch.setattr(gpu, "parts_of", parts)
     command = ["--results", str(tmp_path), "--ptxas", str(other)]
     with pytest.raises(SystemExit, match="--parts with --ptxas: expected some of verify,tests, got time"):

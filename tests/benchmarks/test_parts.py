@@ -16,7 +16,6 @@ from benchmarks.kernels.case import KernelCase, Problem, Use
 from benchmarks.kernels.ceilings import ceilings_of
 from benchmarks.kit import clock as budget
 from benchmarks.kit.programs import digest
-from benchmarks.models import forward_backward as models
 from benchmarks.registry import kernel_cases
 from tests.benchmarks.conftest import FAMILY, CpuRun
 from tests.benchmarks.smoke_family import FAMILY as OTHER_FAMILY
@@ -155,25 +154,6 @@ def test_a_whole_run_has_every_field(cpu_run: CpuRun) -> None:
     ceilings = ceilings_of(cpu_run.lines("ceiling"))
     assert ceilings.copy_gb_s is not None and ceilings.matmul_tflop_s is not None
     assert {line["copy_ceiling_gb_s"] for line in timings} == {ceilings.copy_gb_s}
-
-
-@pytest.mark.slow
-def test_whole_models_are_timed_where_their_texts_are_there(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers", reason="the package transformers is not installed")
-    run_case = models.run_case
-
-    def without_texts(case, *arguments, **options):
-        if case.mode == "inference":
-            raise FileNotFoundError("single_books.json")
-        return run_case(case, *arguments, **options)
-
-    monkeypatch.setattr(models, "run_case", without_texts)
-    assert cpu_run.part("models") == 0
-    (line,) = cpu_run.lines("model")
-    assert line["case"] == "minilm/full@128/random/training"
-    assert line["ratio"] > 0 and line["real_tokens"] == 128
-    (left_out,) = cpu_run.lines("skipped")
-    assert left_out["reason"] == "FileNotFoundError: single_books.json"
 
 
 def test_a_part_without_time_says_what_it_left_out(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:

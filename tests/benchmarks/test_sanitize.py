@@ -1,13 +1,15 @@
 """compute-sanitizer: passed only when it ran everything and found nothing; absent is skipped."""
 
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import sanitizer as sanitize
-from benchmarks.gpu.run import Run
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import sanitizer
+from benchmarks.gpu.driver import Part, run_parts
 from tests.benchmarks.conftest import FAMILY, CpuRun
 from tests.patience import PATIENCE_S
 
@@ -35,17 +37,26 @@ CLEAN = {
     ],
 )
 def test_judging(tool: str, status: int, output: str, outcome: str) -> None:
-    found, said = sanitize.judge(tool, status, output.replace("{clean}", CLEAN[tool]))
+    found, said = sanitizer.judge(tool, status, output.replace("{clean}", CLEAN[tool]))
     assert found == outcome
     assert said
 
 
-def run(cpu_run: CpuRun, tool: str = "memcheck", seconds: float = PATIENCE_S) -> list[str]:
-    return sanitize.check(tool, [FAMILY], Run.read(cpu_run.file), seconds)
+def run(cpu_run: CpuRun, seconds: float = PATIENCE_S) -> list[str]:
+    """Outcomes of the lines of a run under memcheck."""
+    command = gpu.command_of("sanitized", cpu_run.file)
+    processes = sanitizer.processes("memcheck", command, cpu_run.file.with_name("progress"), cpu_run.run)
+    lines = run_parts([Part("memcheck", seconds, processes)], cpu_run.run.recorder, io.StringIO())
+    said = [line["outcome"] for line in cpu_run.lines("sanitizer")]
+    assert [line["outcome"] for line in lines] == [ENDS.get(outcome) for outcome in said if processes]
+    return said
+
+
+ENDS = {"passed": "ok", "skipped": "skipped", "failed": "failed"}
 
 
 def test_without_the_tool_it_is_skipped_with_the_reason(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sanitize, "find_tool", lambda: None)
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: None)
     assert run(cpu_run) == ["skipped"]
     (line,) = cpu_run.lines("sanitizer")
     assert (line["outcome"], line["tool"], line["families"]) == ("skipped", "memcheck", [FAMILY])
@@ -58,29 +69,28 @@ def test_the_tool_is_found_on_path_and_in_cuda_home(
     path = write_script("compute-sanitizer", "exit 0")
     monkeypatch.setenv("CUDA_HOME", str(path.parent.parent))
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert sanitize.find_tool() == str(path)
+    assert sanitizer.find_tool() == str(path)
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.setenv("PATH", str(path.parent))
-    assert sanitize.find_tool() == str(path)
+    assert sanitizer.find_tool() == str(path)
 
 
-def test_an_error_that_the_tool_finds_fails(
-    cpu_run: CpuRun, write_script: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_script(
-        "compute-sanitizer",
-        "echo \"$@\"; echo '========= Invalid write'; echo '========= ERROR SUMMARY: 1 error'; exit 86",
-    )
-    monkeypatch.setattr(sanitize, "find_tool", lambda: str(path))
-    assert run(cpu_run) == ["failed"]
+@pytest.mark.parametrize(
+    ("script", "outcome", "said"),
+    [
+        ("echo '========= Invalid write'; echo '========= ERROR SUMMARY: 1 error'; exit 86", "failed", "Invalid write"),
+        ("echo '========= Error: Device not supported. See there'; exit 1", "skipped", "refused: Error: Device not"),
+    ],
+)
+def test_what_the_tool_says_is_the_result(
+    script: str, outcome: str, said: str, cpu_run: CpuRun, write_script: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    tool = write_script("compute-sanitizer", script)
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+    assert run(cpu_run) == [outcome]
     (line,) = cpu_run.lines("sanitizer")
-    assert line["outcome"] == "failed"
-    assert "Invalid write" in line["said"]
-
-
-def test_the_cases_that_run_under_the_tool(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sanitize.main(["--cases", "--families", "dropout_add_layer_norm", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.startswith(sanitize.THROUGH)
+    assert said in line["said"]
 
 
 PASS = """while [ "$1" != "{python}" ]; do shift; done
@@ -88,11 +98,12 @@ PASS = """while [ "$1" != "{python}" ]; do shift; done
 echo '========= ERROR SUMMARY: 0 errors'"""
 
 
-def test_a_process_that_crashes_is_started_again_behind_the_case(
+def test_behind_a_case_that_crashes_another_process_goes_on(
     cpu_run: CpuRun, write_script: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = write_script("compute-sanitizer", PASS.replace("{python}", sys.executable))
-    monkeypatch.setattr(sanitize, "find_tool", lambda: str(tool))
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+    monkeypatch.setitem(ENDS, "error", "crashed")
     assert run(cpu_run) == ["error", "passed"]
     first, second = cpu_run.lines("sanitizer")
     assert "/crash" in first["said"] and second["said"] == "ERROR SUMMARY: 0 errors"
@@ -102,14 +113,8 @@ def test_what_does_not_end_is_killed_and_named(
     cpu_run: CpuRun, write_script: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = write_script("compute-sanitizer", f"sleep {PATIENCE_S}")
-    monkeypatch.setattr(sanitize, "find_tool", lambda: str(tool))
+    monkeypatch.setattr(sanitizer, "find_tool", lambda: str(tool))
+    monkeypatch.setitem(ENDS, "error", "killed")
     assert run(cpu_run, seconds=1.0) == ["error"]
     (line,) = cpu_run.lines("sanitizer")
-    assert "not through within 1 s" in line["said"]
-
-
-def test_wrong_names_are_named() -> None:
-    with pytest.raises(SystemExit, match="--tools: expected some of memcheck,racecheck, got leakcheck"):
-        sanitize.main(["--tools", "leakcheck"])
-    with pytest.raises(SystemExit, match=r"--families: expected some of .*attention.*, got atention"):
-        sanitize.main(["--families", "atention"])
+    assert line["said"] == "not through in time"

@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from benchmarks.families import attention
+from benchmarks.gpu import checks, whole
+from benchmarks.gpu.checks import CompiledKernels, SmokeCase, run
 from benchmarks.kernels.case import KernelCase, Use
 from benchmarks.kit import crashes, programs
 from benchmarks.registry import family_names, kernel_cases
-from benchmarks.smoke import check, whole
-from benchmarks.smoke.case import SmokeCase
-from benchmarks.smoke.check import run
-from benchmarks.smoke.compiled import CompiledKernels
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
@@ -89,10 +87,10 @@ def test_dropout_is_held_against_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) 
     family = importlib.import_module("benchmarks.families.dropout")
     dropout = family.ops.dropout
     (case, *_) = kernel_cases("small", ["dropout"])
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green" and {one["output"] for one in checked["outputs"]} == {"y", "dx"}
     monkeypatch.setattr(family.ops, "dropout", lambda *given, site, **named: dropout(*given, site=site + 1, **named))
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "red" and "dropout.y: worst error" in checked["error"]
 
 
@@ -101,7 +99,7 @@ def test_attention_with_extras(relative: str) -> None:
     extras = AttentionCase((5, 0, 9), None, 2, 8, 0.1, bias="AQK", relative=relative)
     make = partial(attention.make_with_extras, extras, torch.float32)
     case = KernelCase("attention", "14x2x8", torch.float32, relative, make, Use.SMALL)
-    checked = run(SmokeCase(case.name, lambda device: check._check(case, device)), CPU, CompiledKernels())
+    checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green", checked["error"]
     names = ["out", "dq", "dk", "dv", "dbias", "ddistance_table"]
     assert [one["output"] for one in checked["outputs"]] == names
@@ -126,7 +124,7 @@ def test_a_whole_model_that_differs_is_red(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(whole, "our_model", spoilt)
     checked = run(case, CPU, CompiledKernels())
     assert checked["outcome"] == "red" and "fast_model.logits: worst error" in checked["error"]
-    assert len(checked["outputs"]) == check.MOST_OUTPUTS
+    assert len(checked["outputs"]) == checks.MOST_OUTPUTS
 
 
 def test_the_same_bits_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

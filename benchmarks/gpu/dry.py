@@ -1,8 +1,11 @@
-"""Smoke cases over the null driver: kernels are compiled and launched, nothing runs, nothing is computed.
+"""A part of `make gpu` over the null driver: kernels are compiled and launched, nothing runs, nothing is computed.
+
+    python -m benchmarks.gpu.dry DEVICE PART --run FILE ...        the rest as of `benchmarks.gpu.parts`
 
 What is left of a case's time is the host's: imports, Triton's compilation, launches.
 """
 
+import sys
 import warnings
 from typing import Any
 
@@ -25,3 +28,10 @@ def start(name: str) -> None:
     aten.impl("addmm.out", lambda x, a, b, *, beta=1, alpha=1, out: out, "CPU")
     aten.impl("addmm_", lambda x, a, b, *, beta=1, alpha=1: x, "CPU")
     _libraries.append(aten)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1])
+    from benchmarks.gpu import parts
+
+    sys.exit(parts.main(sys.argv[2:]))

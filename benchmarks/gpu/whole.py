@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import bert_fast
+from benchmarks.gpu.checks import Skipped, SmokeCase
 from benchmarks.kit import bert
 from benchmarks.models.build import our_model, their_model
-from benchmarks.smoke.case import Skipped, SmokeCase
 from bert_fast import graphs
 from bert_fast.backend import OpSpec, implementation
 from bert_fast.devices import wide_products
