@@ -48,7 +48,7 @@ UNIGRAM_FILE = ROOT / "build" / "fuzz" / "unigram.bin"  # likewise
 REPORT_DIR = ROOT / "build" / "test_reports"  # tools/suite_counts.py looks for them there
 CPP_TESTS = ("-DBERT_FAST_MODULE=OFF", "-DBERT_FAST_TESTS=ON")
 THREAD_TESTS = ("unigram_identity", *(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api")))
-SANITIZED_TESTS = ("ops", "aten", "tokenization", "null_driver/test_programs.py")
+SANITIZED_TESTS = ("ops", "torch", "tokenization", "null_driver/test_programs.py")
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
