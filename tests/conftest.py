@@ -13,7 +13,7 @@ import torch
 
 from bert_fast.env import SETTINGS
 from bert_fast.testing.interpreter import spare_repetition
-from tests.spared_types import spare_types
+from tests.sparing_interpreter import spare_more
 
 with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
@@ -38,7 +38,7 @@ def pytest_configure() -> None:
     atexit.register(gc.unfreeze)  # Python frees the modules that `_freeze` kept; else extension modules report leaks
     if SETTINGS.triton_interpret:
         spare_repetition()
-        spare_types()
+        spare_more()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

