@@ -13,6 +13,7 @@ import torch
 
 from bert_fast.env import SETTINGS
 from bert_fast.testing.interpreter import spare_repetition
+from tests.sparing_interpreter import spare_more
 
 with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
@@ -26,6 +27,7 @@ with contextlib.suppress(ImportError):
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_TEXT_IN_A_NAME = 36
+LONGEST_FILE = "test_host_cost.py"  # a minute of one test, for which no other process would wait at the end
 
 
 def pytest_configure() -> None:
@@ -36,10 +38,12 @@ def pytest_configure() -> None:
     atexit.register(gc.unfreeze)  # Python frees the modules that `_freeze` kept; else extension modules report leaks
     if SETTINGS.triton_interpret:
         spare_repetition()
+        spare_more()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` or `interpreter` skip, with the reason, where they cannot run."""
+    """Tests marked `gpu` or `interpreter` skip, with the reason, where they cannot run; the longest is the first."""
+    items.sort(key=lambda item: item.path.name != LONGEST_FILE)
     no_gpu = pytest.mark.skip(reason="torch sees no CUDA or ROCm device")
     no_interpreter = pytest.mark.skip(reason="needs TRITON_INTERPRET=1 from the start of the process")
     for item in items:

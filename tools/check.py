@@ -9,7 +9,8 @@ Without arguments all run but the last three.
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
                  the tokenizer's threads under the thread sanitizer; over a million texts with the tokens that
                  Hugging Face `tokenizers` makes of them (build/fuzz, written first) under both
-    names        `python -m tools.suite_names`: any two processes find tests of the same names, which can be read
+    names        `python -m tools.suite_names`: any two processes find tests of the same names, which can be read.
+                 Where python is run too, its processes are one of the two
     python       pytest, all but the interpreter tests, on at most two processes
     interpreter  pytest -m interpreter: Triton kernels in Triton's interpreter (a process runs them all there or none)
     sanitize     the Python extension under the address and undefined-behaviour sanitizers, driven by the tests of ops,
@@ -48,7 +49,7 @@ UNIGRAM_FILE = ROOT / "build" / "fuzz" / "unigram.bin"  # likewise
 REPORT_DIR = ROOT / "build" / "test_reports"  # tools/suite_counts.py looks for them there
 CPP_TESTS = ("-DBERT_FAST_MODULE=OFF", "-DBERT_FAST_TESTS=ON")
 THREAD_TESTS = ("unigram_identity", *(f"wordpiece_{name}" for name in ("identity", "batch", "pool", "rows", "api")))
-SANITIZED_TESTS = ("ops", "aten", "tokenization", "null_driver/test_programs.py")
+SANITIZED_TESTS = ("ops", "torch", "tokenization", "null_driver/test_programs.py")
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
@@ -160,13 +161,18 @@ def _counts(report: str) -> list[str]:
     return [sys.executable, "-m", "tools.suite_counts", "compare", report]
 
 
-def names() -> list[Outcome]:
-    return [_run("names of tests", [sys.executable, "-m", "tools.suite_names"], whole=True)]
+def names(*parts: str) -> list[Outcome]:
+    return [_run("names of tests", [sys.executable, "-m", "tools.suite_names", *parts], whole=True)]
 
 
-def python() -> list[Outcome]:
-    tests = pytest_arguments("not interpreter", "--durations=10", f"--junitxml={REPORT_DIR / 'python.xml'}")
+def python(*options: str) -> list[Outcome]:
+    tests = pytest_arguments("not interpreter", "--durations=10", f"--junitxml={REPORT_DIR / 'python.xml'}", *options)
     return run_until_failure({"pytest": [sys.executable, *tests], "pytest counts": _counts("python")}, WORKER_VARIABLES)
+
+
+def python_and_names() -> list[Outcome]:
+    """pytest writes down the names that it finds, beside those of `suite_names elsewhere`, which ran before."""
+    return python("-p", "tools.suite_names") + names("compare")
 
 
 def interpreter() -> list[Outcome]:
@@ -229,6 +235,8 @@ CHECKS = {
     "lint": lint, "cpp": cpp, "names": names, "python": python, "interpreter": interpreter, "sanitize": sanitize,
     "unigram": unigram, "gpu": gpu,
 }  # fmt: skip
+# Where both run, the tests are collected once for both.
+TOGETHER = {"names": lambda: names("elsewhere"), "python": python_and_names}
 NOT_BY_DEFAULT = {"sanitize", "unigram", "gpu"}
 
 
@@ -279,9 +287,10 @@ def main() -> int:
         parser.error(f"no check {', '.join(unknown)}; there are: {', '.join(CHECKS)}")
     start = time.monotonic()
     chosen = arguments.checks or [name for name in CHECKS if name not in NOT_BY_DEFAULT]
-    with ThreadPoolExecutor(len(AT_ONCE)) as checks:
-        first = [*checks.map(lambda name: CHECKS[name](), (name for name in chosen if name in AT_ONCE))]
-    alone = (CHECKS[name]() for name in chosen if name not in AT_ONCE)
+    checks = CHECKS | (TOGETHER if TOGETHER.keys() <= {*chosen} else {})
+    with ThreadPoolExecutor(len(AT_ONCE)) as threads:
+        first = [*threads.map(lambda name: checks[name](), (name for name in chosen if name in AT_ONCE))]
+    alone = (checks[name]() for name in chosen if name not in AT_ONCE)
     return report([outcome for done in (*first, *alone) for outcome in done], start)
 
 

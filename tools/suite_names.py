@@ -1,12 +1,16 @@
-"""Collects the tests twice, at once, in two processes that agree on nothing, and judges the names that they find.
+"""Collects the tests twice, in two processes that agree on nothing, and judges the names that they find.
 
-    .venv/bin/python -m tools.suite_names
+    .venv/bin/python -m tools.suite_names              both at once
+    .venv/bin/python -m tools.suite_names elsewhere    the second alone; the first is a run of all tests, which has
+                                                       -p tools.suite_names
+    .venv/bin/python -m tools.suite_names compare      what these two found
 
 pytest's workers collect for themselves, and nothing is run where one found another name than the other. So names must
 not depend on the clock, the hash seed, an address, the folder or the environment: the second process has others, and
 works on a copy of the project. And people must be able to read and to type them.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -18,7 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+FOUND = ROOT / "build" / "test_names"  # by the process that found them: here.txt, elsewhere.txt
 COPIED = ("benchmarks", "bert_fast", "tests", "tools", "pyproject.toml")  # all else is linked
 LONGEST_PARAMETERS = 110
 LONGEST = 200
@@ -33,15 +40,40 @@ UNREADABLE = {
 }
 
 
-def main() -> int:
+@pytest.hookimpl(tryfirst=True)  # before tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a run of all tests: keeps their names, those of one process where several share the tests."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        keep("here", [item.nodeid for item in items])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="?", choices=("elsewhere", "compare"))
+    part = parser.parse_args(arguments).part
+    if part == "compare":
+        here, elsewhere = (FOUND / f"{name}.txt" for name in ("here", "elsewhere"))
+        return judge(here.read_text().splitlines(), elsewhere.read_text().splitlines())
     with tempfile.TemporaryDirectory(prefix="names of tests ") as scratch, ThreadPoolExecutor(2) as processes:
-        here = processes.submit(collect, ROOT, {"PYTHONHASHSEED": "1", "TZ": "Etc/GMT+12"})
         there = processes.submit(collect_elsewhere, Path(scratch))
-        names = here.result()
-        problems = differences(names, there.result()) + [f"{name}: {why}" for name in names for why in unreadable(name)]
+        if part == "elsewhere":
+            shutil.rmtree(FOUND, ignore_errors=True)
+            keep("elsewhere", there.result())
+            return 0
+        return judge(collect(ROOT, {"PYTHONHASHSEED": "1", "TZ": "Etc/GMT+12"}), there.result())
+
+
+def keep(process: str, names: list[str]) -> None:
+    FOUND.mkdir(parents=True, exist_ok=True)
+    (FOUND / f"{process}.txt").write_text("".join(f"{name}\n" for name in names))
+    print(f"{len(names)} names")
+
+
+def judge(here: list[str], there: list[str]) -> int:
+    problems = differences(here, there) + [f"{name}: {why}" for name in here for why in unreadable(name)]
     for problem in problems:
         print(problem)
-    print(f"{len(names)} names, {len(problems)} problems")
+    print(f"{len(here)} names, {len(problems)} problems")
     return 1 if problems else 0
 
 
@@ -63,7 +95,7 @@ def collect_elsewhere(scratch: Path) -> list[str]:
         folder = scratch / name.lower()
         folder.mkdir()
         environment[name] = str(folder)
-    return collect(project, environment, "-p", "tools.other_clock")
+    return collect(project, environment, "-p", "tools.other_clock", "--assert=plain")  # nothing is asserted
 
 
 def collect(project: Path, environment: dict[str, str], *options: str) -> list[str]:

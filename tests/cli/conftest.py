@@ -1,5 +1,6 @@
 """Tiny models, examples and finished runs for the tests of commands that train and predict."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -44,11 +45,17 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return shown.err.removeprefix(f"bert-fast {argv[0]}: ").rstrip("\n")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def no_pictures() -> Iterator[None]:
-    """In place of curves, whose drawing takes longer than the runs."""
+    """A file in place of curves, whose drawing takes longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_fast.training.curves.draw_curves", lambda history, path: path.write_text("drawn"))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with no_pictures():
         yield
 
 
@@ -131,7 +138,8 @@ def runs(tiny_model: Path, task_files: dict[str, Path], tmp_path_factory: pytest
             task, tiny_model, file, folders / task, validation_file=file, max_steps=60, logging_steps=60,
             learning_rate=5e-3, warmup_steps=5,
         )  # fmt: skip
-        assert main.main(command) == 0
+        with no_pictures():
+            assert main.main(command) == 0
     return {task: folders / task for task in task_files}
 
 

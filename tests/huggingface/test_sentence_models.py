@@ -15,6 +15,7 @@ import bert_fast
 from bert_fast import fuse, unfuse, why_not
 from bert_fast.ops.packing import Packing
 from bert_fast.testing.tolerances import ABSOLUTE
+from tests.process_server import CONTEXT, start_server
 
 library = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
@@ -330,7 +331,11 @@ def test_classes_of_pairs(minilm_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["embeddings", "scores"])
-def test_pools_of_processes(fused: Any, untouched: Any, rerankers: tuple[Any, Any], kind: str) -> None:
+def test_pools_of_processes(
+    fused: Any, untouched: Any, rerankers: tuple[Any, Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_server()
+    monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: CONTEXT)  # not one that imports all anew
     model, other = (fused, untouched) if kind == "embeddings" else rerankers[::-1]
     inputs = TEXTS * 2 if kind == "embeddings" else [("q", text) for text in TEXTS]
     pool = model.start_multi_process_pool(["cpu"])

@@ -95,13 +95,22 @@ def is_current(path: Path, num_texts: int | None = None, form: Format | None = N
 # --- what is in it ----------------------------------------------------------------------------------------------------
 
 
-def code_point_settings() -> list[tuple[Setting, list[bytes]]]:
-    """Every code point alone, in a word, beside punctuation, an ideograph and combining marks; one list per setting."""
-    everywhere = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    # Planes without characters, ideographs, syllables and private use are alike within themselves: their ends are here.
+EVERY_CODE_POINT = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+
+def special_code_points() -> list[int]:
+    """All but planes without characters, ideographs, syllables and private use.
+
+    These are alike within themselves, and their ends are here.
+    """
     alike = ((0x3480, 0x4D80), (0x4E80, 0x9F00), (0xAD00, 0xD700), (0xE100, 0xF800), (0x12400, 0x16800))
     alike += ((0x17080, 0x1AF00), (0x20100, 0x2A600), (0x2A780, 0x2B700), (0x2B980, 0x2F780), (0x2FA80, 0xE0000))
-    special = [c for c in everywhere if c < 0xE0200 and not any(first <= c < last for first, last in alike)]
+    return [c for c in EVERY_CODE_POINT if c < 0xE0200 and not any(first <= c < last for first, last in alike)]
+
+
+def code_point_settings() -> list[tuple[Setting, list[bytes]]]:
+    """Every code point alone, in a word, beside punctuation, an ideograph and combining marks; one list per setting."""
+    special = special_code_points()
     # Options change nothing about most letters without case: of these every fourth is taken.
     changed = [c for c in special if c % 4 == 0 or chr(c) != unicodedata.normalize("NFD", chr(c)).lower()]
     changed += [c for c in special if unicodedata.category(chr(c))[0] in "CMPZ" and c % 4]
@@ -114,7 +123,7 @@ def code_point_settings() -> list[tuple[Setting, list[bytes]]]:
 
     plans: list[tuple[str, dict[str, Any], str, list[int], int]] = []
     for options in ({}, {"lowercase": False}):
-        plans.append(("inside a word", options, short, everywhere, 256))
+        plans.append(("inside a word", options, short, EVERY_CODE_POINT, 256))
         plans.append(("in all places", options, full, special, 32))
         plans.append(("alone", options, "{0}", special, 1))
     for values in itertools.product((True, False), repeat=4):

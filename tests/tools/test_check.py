@@ -183,11 +183,24 @@ def test_compiler_without_sanitizers_is_named(compiler: Path) -> None:
         sanitized.environment()
 
 
-def test_what_takes_long_or_needs_more_is_not_run_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    monkeypatch.setattr(
-        check, "CHECKS", {name: lambda name=name: ran.append(name) or [] for name in check.CHECKS}
-    )  # fmt: skip
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checks that were run, all of them made up; "together" before those that share the collected tests."""
+    names: list[str] = []
+    for table, kind in (("CHECKS", ""), ("TOGETHER", "together ")):
+        made_up = {name: lambda told=kind + name: names.append(told) or [] for name in getattr(check, table)}
+        monkeypatch.setattr(check, table, made_up)
+    return names
+
+
+def test_what_takes_long_or_needs_more_is_not_run_by_default(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["check.py"])
     assert check.main() == 0
-    assert sorted(ran[:3]) == sorted(check.AT_ONCE) and ran[3:] == ["python", "interpreter"]
+    assert sorted(ran[:3]) == ["cpp", "lint", "together names"] and ran[3:] == ["together python", "interpreter"]
+
+
+@pytest.mark.parametrize("name", ["names", "python"])
+def test_names_alone_are_collected_twice(name: str, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["check.py", name, "lint"])
+    assert check.main() == 0
+    assert sorted(ran) == sorted([name, "lint"])

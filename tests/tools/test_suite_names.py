@@ -3,6 +3,7 @@
 import gzip
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,12 +37,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (path / "tests" / "test_x.py").write_text(f"import pytest\n{STABLE}")
     shutil.copy(suite_names.ROOT / "tools" / "other_clock.py", path / "tools")
     monkeypatch.setattr(suite_names, "ROOT", path)
+    monkeypatch.setattr(suite_names, "FOUND", path / "found")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take half of the time
     return path
 
 
 def test_stable_names_are_right(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert suite_names.main() == 0
+    assert suite_names.main([]) == 0
     assert capsys.readouterr().out == "4 names, 0 problems\n"
 
 
@@ -52,11 +54,28 @@ def test_what_another_process_calls_otherwise_is_found(
     with (project / "tests" / "test_x.py").open("a") as file:
         for cause, (imports, value) in UNSTABLE.items():
             file.write(f"{imports}\n@pytest.mark.parametrize('value', [{value}])\ndef test_{cause}(value): pass\n")
-    assert suite_names.main() == 1
+    assert suite_names.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
     for process in ("the first process", "the second"):
         told = {line.partition("::test_")[2].partition("[")[0] for line in lines if f": only {process} of two" in line}
         assert told == UNSTABLE.keys()
+
+
+def test_a_run_of_all_tests_is_compared(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert suite_names.main(["elsewhere"]) == 0
+    assert capsys.readouterr().out == "4 names\n"
+    with pytest.raises(FileNotFoundError):  # nothing was run
+        suite_names.main(["compare"])
+    names = suite_names.collect(project, {})
+    for found, problems in ((names, 0), (names[1:], 1), ([*names, "tests/test_x.py::test_other"], 1)):
+        for worker, items in (("gw0", found), ("gw1", [])):
+            monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+            suite_names.pytest_collection_modifyitems([SimpleNamespace(nodeid=name) for name in items])
+        capsys.readouterr()
+        assert suite_names.main(["compare"]) == bool(problems)
+        assert capsys.readouterr().out.endswith(f"{len(found)} names, {problems} problems\n")
 
 
 def test_another_order_is_found() -> None:
@@ -90,7 +109,7 @@ def test_names_that_are_right(value: str) -> None:
 def test_tests_that_cannot_be_collected_are_shown(project: Path) -> None:
     (project / "tests" / "test_x.py").write_text("import no_such_module\n")
     with pytest.raises(SystemExit, match="no_such_module"):
-        suite_names.main()
+        suite_names.main([])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Python on the extension that `tools/check.py sanitize` builds, under the address and undefined-behaviour sanitizers.
 
-    .venv/bin/python tools/sanitized/python.py -m pytest tests/aten        anything that python takes
+    .venv/bin/python tools/sanitized/python.py -m pytest tests/torch        anything that python takes
 
 The processes that it starts are on that module, too. What the sanitizers find ends the process with a report.
 """
