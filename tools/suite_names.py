@@ -40,9 +40,11 @@ UNREADABLE = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a run of all tests: keeps their names, those of one process where several share the tests."""
+    """Of a run of all tests: keeps their names, those of one process where several share the tests.
+
+    A plugin is called after the hooks of conftest.py, which order the tests, and before pytest leaves any out.
+    """
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
         keep("here", [item.nodeid for item in items])
 
