@@ -36,7 +36,7 @@ def test_all_are_given_the_same_and_timed(runs: dict[str, Run]) -> None:
     assert line["texts"] == 3 and line["tokens"] == 13 and line["fill"] == round(13 / 14, 3)
     assert list(line["entrants"]) == list(runs)
     assert all(entry["ms"] > 0 and entry["bert_fast_ratio"] > 0 for entry in line["entrants"].values())
-    assert 0 < line["share_of_peak"] < 1 < line["peak_gflop_s"]
+    assert 0 <= line["share_of_peak"] < 1 < line["peak_gflop_s"]  # of a toy it may round to 0
 
 
 def test_what_is_wrong_is_not_timed(runs: dict[str, Run]) -> None:
