@@ -7,7 +7,6 @@ fails where a page or the picture is not of the stored results.
 import argparse
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -138,25 +137,19 @@ def _piece(case: str, r: Line) -> tuple[str, ...]:
 
 
 def render_front() -> str:
-    """A Markdown list: what README says of each hardware."""
+    """A Markdown table: what README says of each hardware."""
 
     def span(results: dict[str, Line], is_padded: bool) -> str:
         ratios = sorted(results[case.stored]["ratio"] for case in CASES if case.is_padded is is_padded)
-        return f"{ratios[0]:.1f} to {ratios[-1]:.1f} times"
+        return f"**{ratios[0]:.1f} to {ratios[-1]:.1f}x**"
 
-    spans = (
-        f"on an {name} {span(results, True)} as fast on padded batches, {span(results, False)} where nothing is padded"
-        for name, results in fused().items()
-    )
-    steps = gpu.told(RESULTS)
-    measured = f"a pre-training step in bf16 beside transformers with SDPA, fused and by own classes: {steps}"
-    lines = (
-        f"- **CPU**, in training and in inference, beside the same model untouched: {'; '.join(spans)}.",
-        f"- **GPU**, {measured if steps else 'no training step has been timed yet'}. The Triton kernels are checked in "
-        "Triton's interpreter, too, and compiled for NVIDIA's Ampere, Hopper and Blackwell and AMD's MI300; `make gpu` "
-        "measures them on yours.",
-    )
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+    rows = gpu.front_rows(RESULTS)
+    for name, results in fused().items():
+        hardware = f"{name}, {_threads(list(results.values()))}, fp32"
+        rows.append((hardware, "training and inference, padded batches", span(results, True), "", ""))
+        rows.append((hardware, "training and inference, nothing padded", span(results, False), "", ""))
+    memory = "memory of a step: untouched / `fuse` / own classes"
+    return table(("hardware", "work", "speed-up by `fuse`", "by own classes", memory), rows)
 
 
 def picture() -> str:

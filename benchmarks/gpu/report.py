@@ -132,58 +132,42 @@ def _order(step: Step) -> tuple[Any, ...]:
     return not step.is_bert, step.is_small, not step.is_full, parts["shape"], int(parts["longest"]), step.name
 
 
-def told(folder: Path) -> str:
-    """For README: how many times as fast a step is as transformers' with SDPA, in place and by own classes; "" of none.
+def front_rows(folder: Path) -> list[tuple[str, ...]]:
+    """For README: GPU, what a step does, speed-up of `fuse`, of own classes, and memory, beside transformers with SDPA.
 
-    What only one of the two did is left out.
+    A step that only one of the two contestants made is left out; small batches have one row for each purpose.
     """
-    sentences, finetuning = [], steps_by_gpu(folder, "finetune")
+    rows = []
     for gpu, steps in steps_by_gpu(folder).items():
-        parts = []
-        large = [step for step in steps if not step.is_small]
-        for is_full, words in ((True, "full batches"), (False, "batches of mixed lengths")):
-            if shown := ", ".join(filter(None, (_told(step) for step in large if step.is_full is is_full))):
-                parts.append(f"{words} {shown}")
-        if shown := _told_of_small([step for step in steps if step.is_small and step.is_bert]):
-            parts.append(shown)
-        if shown := _told_of_finetuning(finetuning.get(gpu, [])):
-            parts.append(shown)
-        if parts:
-            sentences.append(f"on an {gpu} {'; '.join(parts)}".replace(" times (", " times as fast (", 1))
-    return "; ".join(sentences)
+        rows += [(f"{gpu}, bf16", *row) for step in steps if (row := _front_row(step)) is not None]
+        for small in (
+            [step for step in steps if step.is_small and step.is_bert], steps_by_gpu(folder, "finetune").get(gpu, [])
+        ):  # fmt: skip
+            rows += [(f"{gpu}, bf16", *row) for row in _front_row_of_small(small)]
+    return rows
 
 
-def _told(step: Step) -> str | None:
+def _front_row(step: Step) -> tuple[str, ...] | None:
     own, fused = (step.faster(provider, "sdpa") for provider in ("bert_fast", "fused"))
-    if not step.is_bert or own is None or fused is None:
+    if not step.is_bert or step.is_small or own is None or fused is None:
         return None
-    return f"{fused:.1f} and {own:.1f} times ({step.short})"
+    of = [step.lines[provider].get("peak_bytes") for provider in ("sdpa", "fused", "bert_fast")]
+    memory = "" if None in of else f"{' / '.join(f'{nbytes / 2**30:.1f}' for nbytes in of)} GiB"
+    return f"{step.purpose}, {step.short}", f"**{fused:.1f}x**", f"**{own:.1f}x**", memory
 
 
-def _told_of_small(steps: Sequence[Step]) -> str:
-    pairs = [(step.faster("fused", "sdpa"), step.faster("fused_graphs", "sdpa")) for step in steps]
-    known = [(fused, graphs) for fused, graphs in pairs if fused is not None and graphs is not None]
-    if not known:
-        return ""
-    fused, graphs = (_range(ratios) for ratios in zip(*known, strict=True))
-    return (
-        f"batches of {_SMALL_BATCH:,} tokens at most, where the host is the limit, {fused} times fused, {graphs} with "
-        "layers as CUDA graphs (`fuse(model, graphs=...)`)"
-    )
-
-
-def _told_of_finetuning(steps: Sequence[Step]) -> str:
-    """With a wait for the device after every step and without: what the host takes differs more than that."""
+def _front_row_of_small(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """One row or none. Fine-tuning is timed with a wait for the device after every step and without: both count."""
     found = {}
     for provider in ("fused", "fused_graphs"):
-        of = [
-            ratio for step in steps for ratio in (step.faster(provider, "sdpa"), step.steadily_faster(provider, "sdpa"))
-        ]
+        of = [step.faster(provider, "sdpa") for step in steps]
+        of += [step.steadily_faster(provider, "sdpa") for step in steps if step.purpose == "fine-tuning"]
         found[provider] = [ratio for ratio in of if ratio is not None]
     if not all(found.values()):
-        return ""
+        return []
     fused, graphs = map(_range, found.values())
-    return f"fine-tuning on such batches {fused} times fused, {graphs} with layers as CUDA graphs"
+    work = f"{steps[0].purpose}, at most {_SMALL_BATCH:,} tokens a batch"
+    return [(work, f"**{fused}x**, with [CUDA graphs](docs/migration.md) **{graphs}x**", "", "")]
 
 
 def _range(ratios: Sequence[float]) -> str:

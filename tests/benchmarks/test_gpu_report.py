@@ -53,7 +53,7 @@ def cells(text: str, row: int = 0) -> list[dict[str, str]]:
 
 
 def test_without_results_nothing_is_said(tmp_path: Path) -> None:
-    assert report.told(tmp_path) == "" and not report.picture(tmp_path).groups
+    assert report.front_rows(tmp_path) == [] and not report.picture(tmp_path).groups
     for render in (report.render_steps, report.render_kernels, report.render_checked):
         assert render(tmp_path) == NOTHING
     assert step_report.render_finetuning(tmp_path) == step_report.render_profiles(tmp_path) == NOTHING
@@ -81,18 +81,20 @@ def test_no_ratio_is_of_two_runs(store: Store, tmp_path: Path) -> None:
     assert steps[0].faster("bert_fast", "sdpa") is None and steps[0].faster("fused", "sdpa") == pytest.approx(4 / 3)
     times, _ = cells(report.render_steps(tmp_path))
     assert times["bert_fast over sdpa"] == ""
-    assert report.told(tmp_path) == ""
+    assert report.front_rows(tmp_path) == []
 
 
-def test_full_batches_and_mixed_lengths_are_told_apart(store: Store, tmp_path: Path) -> None:
+def test_readme_has_a_row_for_each_large_step(store: Store, tmp_path: Path) -> None:
     for case in ("step/large/even@512/B64", "step/large/full@512/B32", CASE):
         for provider, speedup in {"bert_fast": 1.0, "fused": 1.25, "sdpa": 3.0 if "even" in case else 2.0}.items():
             step(store, provider, speedup, case=case)
-    told = report.told(tmp_path)
-    assert told == (
-        "on an Some GPU full batches 1.6 and 2.0 times as fast (BERT-base, 128 tokens), 1.6 and 2.0 times (BERT-large, "
-        "512 tokens); batches of mixed lengths 2.4 and 3.0 times (BERT-large, up to 512 tokens)"
-    )
+    assert report.front_rows(tmp_path) == [
+        ("Some GPU, bf16", f"pre-training, {what}", f"**{fused}x**", f"**{own}x**", "2.0 / 2.0 / 2.0 GiB")
+        for what, fused, own in (
+            ("BERT-base, 128 tokens", "1.6", "2.0"), ("BERT-large, 512 tokens", "1.6", "2.0"),
+            ("BERT-large, up to 512 tokens", "2.4", "3.0"),
+        )
+    ]  # fmt: skip
     own, fused = report.picture(tmp_path).groups
     assert [bar.ratio for bar in own.bars] == [2.0, 2.0, 3.0]
     assert [bar.ratio for bar in fused.bars] == pytest.approx([1.6, 1.6, 2.4])
@@ -101,10 +103,9 @@ def test_full_batches_and_mixed_lengths_are_told_apart(store: Store, tmp_path: P
 def test_small_batches_are_told_by_what_graphs_gain(store: Store, tmp_path: Path) -> None:
     for provider, speedup in {"bert_fast": 1.0, "fused": 0.8, "fused_graphs": 0.4, "sdpa": 1.2}.items():
         step(store, provider, speedup, case="step/base/full@128/B32")
-    assert report.told(tmp_path) == (
-        "on an Some GPU batches of 8,192 tokens at most, where the host is the limit, 1.5 times fused, 3.0 with layers "
-        "as CUDA graphs (`fuse(model, graphs=...)`)"
-    )
+    assert [row[1:3] for row in report.front_rows(tmp_path)] == [
+        ("pre-training, at most 8,192 tokens a batch", "**1.5x**, with [CUDA graphs](docs/migration.md) **3.0x**")
+    ]
     (group,) = report.picture(tmp_path).groups
     assert "graphs" in group.title and [bar.ratio for bar in group.bars] == pytest.approx([3.0])
     times, _ = cells(report.render_steps(tmp_path))
@@ -118,7 +119,7 @@ def test_other_families_have_a_table_of_their_own(store: Store, tmp_path: Path) 
     (times,) = cells(report.render_steps(tmp_path))
     assert times["ms (host), step"].startswith("XLM-RoBERTa base, squad") and times["fused over sdpa"] == "**2.00x**"
     assert times["labelled over sdpa"] == "**4.00x**" and times["fill"] == "0.50"
-    assert report.told(tmp_path) == "", "no class of the library's own took part"
+    assert report.front_rows(tmp_path) == [], "no class of the library's own took part"
 
 
 def test_a_name_of_no_step_is_an_error(store: Store, tmp_path: Path) -> None:
@@ -220,11 +221,12 @@ def test_no_ratio_of_fine_tuning_is_of_two_runs(store: Store, tmp_path: Path) ->
 def test_readme_says_both_ways_of_timing(store: Store, tmp_path: Path) -> None:
     for provider, ms, ms_steady in (("fused", 30.0, 50.0), ("fused_graphs", 15.0, 20.0), ("sdpa", 45.0, 40.0)):
         finetune(store, provider, ms, ms_steady)
-    assert report.told(tmp_path) == "", "no step of pre-training was timed, which the sentence begins with"
+    assert report.front_rows(tmp_path) == [], "no step of pre-training was timed"
     for provider, speedup in {"bert_fast": 1.0, "fused": 0.8, "fused_graphs": 0.4, "sdpa": 1.2}.items():
         step(store, provider, speedup, case="step/base/full@128/B32")
-    assert report.told(tmp_path).endswith(
-        "; fine-tuning on such batches 0.8 to 1.5 times fused, 2.0 to 3.0 with layers as CUDA graphs"
+    assert report.front_rows(tmp_path)[-1][1:3] == (
+        "fine-tuning, at most 8,192 tokens a batch",
+        "**0.8 to 1.5x**, with [CUDA graphs](docs/migration.md) **2.0 to 3.0x**",
     )
 
 
