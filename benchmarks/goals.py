@@ -16,7 +16,7 @@ from benchmarks.embedding.report import EMBEDDING_GOALS
 from benchmarks.gemm_tuning import table as gemm_table
 from benchmarks.kit import bert
 from benchmarks.kit.goal import Figure, Figures, Goal, Line
-from benchmarks.kit.record import RESULTS, read_folder
+from benchmarks.kit.results import RESULTS, read_folder
 from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 
 TOKENS = sorted(bert.TOKENS)

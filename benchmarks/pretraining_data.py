@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.kit.clock import Times
-from benchmarks.kit.record import DATA, RESULTS, host_environment
+from benchmarks.kit.results import DATA, RESULTS, host_environment
 from benchmarks.kit.study import Line, Study
 from bert_fast import BertTokenizer
 from bert_fast.data import TokenStore, tokenize_files

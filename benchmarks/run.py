@@ -20,7 +20,7 @@ from benchmarks.embedding.__main__ import EMBEDDING_JOBS
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kernels.timing import PROVIDERS, ROUNDS, Ceilings, check_case, time_case
-from benchmarks.kit.record import RESULTS, Recorder, cpu_environment, gpu_environment, slug
+from benchmarks.kit.results import RESULTS, Recorder, cpu_environment, gpu_environment, slug
 from benchmarks.models.forward_backward import run_case
 from benchmarks.models.pieces import PIECES
 from benchmarks.models.training_runs import CPU_RUNS

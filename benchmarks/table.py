@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu import report as gpu
 from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
-from benchmarks.kit.record import RESULTS, ROOT, read_lines
+from benchmarks.kit.results import RESULTS, ROOT, read_lines
 from benchmarks.models.families import FAMILIES
 from benchmarks.plot.stored import in_order
 from benchmarks.serving import report as serving

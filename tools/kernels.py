@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from benchmarks.families import family_names
 from benchmarks.kit.programs import families_of
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from tools import check, kernel_record
 from tools.null_driver import rehearsal
 from tools.witness import record as witness

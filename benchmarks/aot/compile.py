@@ -22,7 +22,7 @@ from benchmarks.aot.device import CARDS, EVERY
 from benchmarks.aot.hazards import hazards_of
 from benchmarks.aot.launches import Configuration, Launch
 from benchmarks.kit.programs import program_of
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 
 CACHE_DIR = ROOT / "build" / "aot"
 Job = tuple[str, str]  # name of a configuration, target

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.embedding import report
 from benchmarks.embedding.batch_memory import SIZES, run_memory
 from benchmarks.embedding.contrastive import run_contrastive
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.results import RESULTS, read_lines
 from benchmarks.kit.study import Job, Line, Study
 
 # Name -> function of the number of rounds.

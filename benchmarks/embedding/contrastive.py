@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.kit.clock import interleaved
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.recipes.data import minilm
 from bert_fast import BertForTextEmbedding, BertTokenizer, losses
 from bert_fast.tokenization import PackedBatch

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE
 from benchmarks.kit.clock import Times, interleaved
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from bert_fast import BertConfig, BertForTextEmbedding, BertTokenizer, fuse, losses
 
 PROVIDERS = ("bert_fast", "st", "st_packed")

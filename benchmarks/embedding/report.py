@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.kit.goal import Figure, Goal, Line
 from benchmarks.kit.markdown import NOTHING, table
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 
 PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)

@@ -23,7 +23,7 @@ from benchmarks.gemm_tuning.products import PRODUCTS
 from benchmarks.gemm_tuning.table import admit, write_tables
 from benchmarks.gpu.parts import Job, gemm
 from benchmarks.gpu.run import Run
-from benchmarks.kit.record import RESULTS, gpu_environment, slug
+from benchmarks.kit.results import RESULTS, gpu_environment, slug
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import ROOT, read_lines
+from benchmarks.kit.results import ROOT, read_lines
 
 FOLDER = ROOT / "bert_fast" / "triton" / "tuned"
 NOISE = 0.02  # a candidate that is better by less than that does not replace the one before it

@@ -11,7 +11,7 @@ from benchmarks.gemm_tuning.products import DTYPES, PRODUCTS, Operands, Product,
 from benchmarks.kernels.timing import WARMUP, Contestant, launched_kernels, make_clock
 from benchmarks.kit.clock import Launch
 from benchmarks.kit.crashes import is_usable
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from bert_fast.testing.compare import assert_close_to_truth
 
 if TYPE_CHECKING:

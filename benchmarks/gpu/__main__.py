@@ -32,7 +32,7 @@ from benchmarks.gpu.run import Run, chosen, is_dry, probe, process_environment
 from benchmarks.gpu.smoke import WHOLE, Smoke, red_cases
 from benchmarks.gpu.summary import red, summary
 from benchmarks.kit.assembler import use_assembler
-from benchmarks.kit.record import RESULTS, ROOT, Recorder, slug
+from benchmarks.kit.results import RESULTS, ROOT, Recorder, slug
 from tools.null_driver.driver import DEVICES
 
 END_SHARE = 0.02  # of the time, for ending what hangs and for the summary

@@ -11,7 +11,7 @@ import torch
 from benchmarks.kernels import timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kit.programs import files, kernel_names
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from bert_fast.testing.compare import Comparison, comparisons
 
 ROUNDS = 3

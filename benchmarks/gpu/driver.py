@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from benchmarks.gpu.run import process_environment
 from benchmarks.kit.crashes import Progress, has_crashed
-from benchmarks.kit.record import ROOT, Recorder
+from benchmarks.kit.results import ROOT, Recorder
 
 GRACE_S = 3.0  # between asking a process to end and ending it
 POLL_S = 0.02

@@ -51,7 +51,7 @@ from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
 from benchmarks.kit.crashes import Progress, is_usable, leave
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from benchmarks.models import finetuning_steps, step_cases, step_profiles, training_steps
 from benchmarks.registry import kernel_cases
 

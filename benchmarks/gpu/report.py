@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, facts, table
 from benchmarks.kit.programs import kernel_digests
-from benchmarks.kit.record import ROOT, read_lines
+from benchmarks.kit.results import ROOT, read_lines
 from benchmarks.models.families import FAMILIES
 from benchmarks.plot.stored import Row, load
 from bert_fast.bench.picture import Bar, Group, Picture

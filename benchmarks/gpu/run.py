@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import ROOT, Recorder
+from benchmarks.kit.results import ROOT, Recorder
 
 # Set by a user for other runs; here they would change what is measured.
 CLEARED_VARIABLES = (
@@ -73,7 +73,7 @@ def environment(device: str, commit: str) -> dict[str, Any] | None:
     """What `probe` returns."""
     import torch
 
-    from benchmarks.kit.record import gpu_environment
+    from benchmarks.kit.results import gpu_environment
     from bert_fast.devices import assembler
 
     if device == "cuda" and not torch.cuda.is_available():

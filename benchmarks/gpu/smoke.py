@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.gpu.driver import Ended, Process
 from benchmarks.kit.crashes import Progress
-from benchmarks.kit.record import Recorder, read_lines
+from benchmarks.kit.results import Recorder, read_lines
 
 WHOLE = "whole"  # the family of what is no op: a model, a graph, a product of the library
 GREEN = ("green", "skipped")  # outcomes of a case

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.kit.programs import digest, files, kernel_names
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.results import RESULTS, read_lines
 
 
 def measured(*folders: Path) -> set[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.driver import GOOD
-from benchmarks.kit.record import Recorder, read_lines
+from benchmarks.kit.results import Recorder, read_lines
 
 Line = dict[str, Any]
 RED_CHARACTERS = 8000

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.kernels.timing import Contestant, make_clock, take_turns
 from benchmarks.kit.clock import Launch
 from benchmarks.kit.crashes import is_usable
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from bert_fast.reference.attention import Attention
 
 NUM_HEADS, HEAD_DIM, NUM_TOKENS, SITE = 12, 64, 16384, 9

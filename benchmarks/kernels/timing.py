@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.kernels.case import KernelCase, Problem
 from benchmarks.kit.clock import Clock, HostClock, Launch, QueueClock, Times
 from benchmarks.kit.programs import kernel_digests
-from benchmarks.kit.record import ROOT, reason
+from benchmarks.kit.results import ROOT, reason
 
 PROVIDERS = ("bert_fast", "eager", "compiled")
 # Several times the largest cache (60 MB of L2 on an H200, 256 MB of Infinity Cache on an MI300): launches take turns

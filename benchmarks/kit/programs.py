@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.families import family_names
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 
 KERNELS = ROOT / "bert_fast" / "triton"
 PACKAGE = "bert_fast.triton"

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gemm_tuning.table import best
 from benchmarks.kit.folding import CASE, CONTESTANT, Line, folded
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.results import RESULTS, read_lines
 
 # Fields that no page shows. Of a check, they are worth a look where it is red.
 _OF_GREEN = {"outputs", "compiled", "message", "times", "kernels", "seconds"}

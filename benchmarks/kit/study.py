@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.markdown import show_tables
-from benchmarks.kit.record import ROOT, Recorder, cpu_environment
+from benchmarks.kit.results import ROOT, Recorder, cpu_environment
 
 Line = dict[str, Any]
 Job = Callable[[], Iterable[Line]]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.kit.bert import Size
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.models.families import family_of
 from benchmarks.registry import Case
 

@@ -16,7 +16,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.kit.clock import interleaved
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from benchmarks.models import finetuning_steps, step_cases
 from benchmarks.models.finetuning_steps import FinetuneCase, FinetuneRace
 from benchmarks.models.step_cases import GRAPH, StepCase

@@ -24,7 +24,7 @@ import torch
 from benchmarks.kit import bert
 from benchmarks.kit.bert import VOCAB_SIZE
 from benchmarks.kit.clock import Times
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.models.build import draw_lengths
 from benchmarks.recipes.data import minilm
 from benchmarks.registry import Case

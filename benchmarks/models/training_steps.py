@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from benchmarks.kit.bert import LABEL_SHARE
 from benchmarks.kit.clock import Times, interleaved
-from benchmarks.kit.record import reason
+from benchmarks.kit.results import reason
 from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
 from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH, StepCase

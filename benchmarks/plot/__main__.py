@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import RESULTS, ROOT, slug
+from benchmarks.kit.results import RESULTS, ROOT, slug
 from benchmarks.plot.figures import family_figure, models_figure, pieces_figure, products_figure, styled
 from benchmarks.plot.page import render_page
 from benchmarks.plot.stored import Machine, load

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gemm_tuning.table import newest
 from benchmarks.kit.markdown import facts
-from benchmarks.kit.record import read_folder
+from benchmarks.kit.results import read_folder
 from benchmarks.registry import CASES, FAMILY_CASES, FUSED_CASES
 from benchmarks.tokenizers import stored as tokenizers
 

@@ -16,7 +16,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.kit.record import RESULTS, ROOT
+from benchmarks.kit.results import RESULTS, ROOT
 from benchmarks.kit.study import Job, Line, Study
 from benchmarks.recipes import cases, data, report
 

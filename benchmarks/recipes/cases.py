@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from bert_fast.cli import main
 
 

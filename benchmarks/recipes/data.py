@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kit.record import DATA, ROOT
+from benchmarks.kit.results import DATA, ROOT
 from bert_fast.files import write_atomically
 
 PREPARED = ROOT / "build" / "recipes" / "data"

@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, facts, table
-from benchmarks.kit.record import ROOT, read_lines
+from benchmarks.kit.results import ROOT, read_lines
 from benchmarks.recipes.cases import RECIPES, Recipe
 
 Line = dict[str, Any]

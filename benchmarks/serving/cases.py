@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.kit.bert import BASE, MINILM, Size
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 
 BATCH_SIZE = 32
 TEXTS = 256  # that are cut into batches, before or after they are sorted

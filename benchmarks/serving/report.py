@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit import markdown
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.results import RESULTS, read_lines
 
 PATH = RESULTS / "serving.jsonl"
 GOALS = {"as_they_come": 1.9, "sorted": 1.15, "one": 1.0}  # how many times as long the best of the others takes

@@ -10,7 +10,7 @@
 import sys
 from argparse import ArgumentParser
 
-from benchmarks.kit.record import RESULTS
+from benchmarks.kit.results import RESULTS
 from benchmarks.kit.study import Study
 from benchmarks.tokenizers.jobs import LIVES, ROUNDS, tokenizer_environment, tokenizer_jobs
 from benchmarks.tokenizers.report import PAGE, shown, tables

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.tokenizers.vocabularies import UnigramVocabulary, Vocabulary
 
 DOCUMENT_BYTES = 2000

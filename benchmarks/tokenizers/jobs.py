@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from benchmarks.kit.clock import Times
-from benchmarks.kit.record import host_environment
+from benchmarks.kit.results import host_environment
 from benchmarks.kit.study import Job, Line, in_a_process
 from benchmarks.tokenizers.cases import CASES, TokenizerCase
 from benchmarks.tokenizers.contestants import CONTESTANTS, missing

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, facts, table
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from benchmarks.tokenizers.cases import CASES, TokenizerCase
 from benchmarks.tokenizers.contestants import CONTESTANTS
 from benchmarks.tokenizers.corpora import CORPORA

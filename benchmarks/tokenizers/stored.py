@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import read_lines
+from benchmarks.kit.results import read_lines
 from benchmarks.tokenizers.contestants import PEERS
 
 Line = dict[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.record import DATA, ROOT
+from benchmarks.kit.results import DATA, ROOT
 
 FOLDER = ROOT / "build" / "benchmarks"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

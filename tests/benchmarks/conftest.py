@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu import parts
 from benchmarks.gpu.run import Run
-from benchmarks.kit.record import read_lines
+from benchmarks.kit.results import read_lines
 
 FAMILY = "tests.benchmarks.fake_family"
 

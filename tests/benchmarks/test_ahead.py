@@ -15,7 +15,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import ahead
 from benchmarks.gpu.run import Run
 from benchmarks.kernels import attention_tiles
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 
 
 def test_only_what_is_loaded_stays(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.driver import Part, Process
 from benchmarks.kit import programs
 from benchmarks.kit.assembler import VARIABLES, use_assembler
-from benchmarks.kit.record import read_lines
+from benchmarks.kit.results import read_lines
 from bert_fast.devices import assembler
 from tests.benchmarks.test_smoke_cases import over_null_driver
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.driver import Part, Process, run_parts
 from benchmarks.gpu.run import process_environment
 from benchmarks.gpu.summary import main as summary_main
 from benchmarks.gpu.summary import summary
-from benchmarks.kit.record import ROOT, Recorder, read_lines
+from benchmarks.kit.results import ROOT, Recorder, read_lines
 from benchmarks.registry import family_names
 from tests.benchmarks.conftest import FAMILY, CpuRun
 from tests.patience import PATIENCE_S
@@ -106,7 +106,7 @@ def test_a_driver_that_is_ended_ends_what_it_runs(tmp_path: Path) -> None:
 import io, signal, sys
 from pathlib import Path
 from benchmarks.gpu.driver import *
-from benchmarks.kit.record import Recorder
+from benchmarks.kit.results import Recorder
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 child = "import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
 part = Part("p", 600.0, (Process("p", (sys.executable, "-c", child)),))

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu import status as gpu_status
 from benchmarks.kit import programs
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 
 FAMILY = """
 import triton

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu.__main__ import gpu_test_files
 from benchmarks.gpu.driver import Part, Process, run_parts
 from benchmarks.gpu.pytest_plugin import FIRST, in_order
-from benchmarks.kit.record import ROOT, Recorder
+from benchmarks.kit.results import ROOT, Recorder
 from tests.benchmarks.conftest import CpuRun
 from tests.patience import PATIENCE_S
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kit.record import RESULTS
+from benchmarks.kit.results import RESULTS
 from benchmarks.plot import __main__ as plot
 from benchmarks.plot.figures import products_figure
 from benchmarks.plot.stored import load

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.kit.markdown import page_with
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from benchmarks.recipes import cases, data, report
 from benchmarks.recipes.__main__ import STUDY
 from benchmarks.recipes.cases import RECIPES, flags_of, our_run

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.kernels.case import KernelCase, Use, installed
 from benchmarks.kernels.timing import check_case
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from benchmarks.registry import CASES, FUSED_CASES, family_names, kernel_cases
 from benchmarks.tokenizers.cases import CASES as TOKENIZER_CASES
 from tests.benchmarks.conftest import FAMILY

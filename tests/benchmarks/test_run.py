@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import registry, run
-from benchmarks.kit.record import ROOT, Recorder, gpu_environment, read_lines
+from benchmarks.kit.results import ROOT, Recorder, gpu_environment, read_lines
 from tests.benchmarks.conftest import FAMILY
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.kit.record import ROOT
+from benchmarks.kit.results import ROOT
 from benchmarks.kit.saved_bytes import saved_bytes
 from benchmarks.models.pieces import saved_bytes_per_layer
 

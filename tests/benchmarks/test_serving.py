@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.kit.bert import BASE, Size
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.serving import contestants as entrants_of
 from benchmarks.serving import report, start
 from benchmarks.serving.answer import SHOWN

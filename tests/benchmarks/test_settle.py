@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kit.record import read_lines
+from benchmarks.kit.results import read_lines
 from benchmarks.kit.settle import main, settled
 
 CASE = "step/base/full@128/B256"

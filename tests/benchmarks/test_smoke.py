@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import status
 from benchmarks.gpu.smoke import SHARES, red_cases
-from benchmarks.kit.record import ROOT, read_lines
+from benchmarks.kit.results import ROOT, read_lines
 from tests.benchmarks.smoke_family import FAMILY
 from tests.patience import PATIENCE_S
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import table
-from benchmarks.kit.record import RESULTS, read_lines
+from benchmarks.kit.results import RESULTS, read_lines
 
 
 def test_pages_and_picture_are_of_the_newest_stored_results(capsys: pytest.CaptureFixture[str]) -> None:

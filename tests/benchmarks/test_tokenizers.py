@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kit.record import DATA
+from benchmarks.kit.results import DATA
 from benchmarks.kit.study import in_a_process
 from benchmarks.tokenizers import contestants, jobs, startup, stream
 from benchmarks.tokenizers.cases import CASES, Entrant, TokenizerCase

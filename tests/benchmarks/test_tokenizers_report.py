@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import goals
 from benchmarks.kit.markdown import page_with
-from benchmarks.kit.record import RESULTS
+from benchmarks.kit.results import RESULTS
 from benchmarks.plot.page import render_page
 from benchmarks.plot.stored import load
 from benchmarks.tokenizers import report

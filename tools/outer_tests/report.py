@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.markdown import NOTHING, show_tables, table
-from benchmarks.kit.record import ROOT, Recorder, host_environment, read_lines
+from benchmarks.kit.results import ROOT, Recorder, host_environment, read_lines
 
 RECORD = ROOT / "tests" / "outer_tests.jsonl"
 PAGE = ROOT / "docs" / "outer_tests.md"
