@@ -1,7 +1,8 @@
 """Processes in parts, each part within its budget: what overruns is killed with all that it started, what follows runs.
 
 A process that notes its progress (`kit/crashes.py`) and crashes, or takes too long for a case, is started again behind
-that case, as long as each start begins another case.
+that case, as long as a case is left and each start begins another one. After FRUITLESS starts in a row that got through
+no case the device is taken for gone.
 
 Importing this module imports no torch.
 """
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ GRACE_S = 3.0  # between asking a process to end and ending it
 POLL_S = 0.02
 LAST_WORDS = 1500  # characters of what a process wrote before it ended
 GOOD = ("ok", "skipped")  # outcomes of a process
+FRUITLESS = 3
 # A process group, where Python can: what ends this process together with its terminal ends those of the group, too.
 OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
@@ -104,6 +106,7 @@ def _run_part(part: Part, start: float, deadline: float, recorder: Recorder, log
     seconds = max(1.0, deadline - begin)
     say(f"[{begin - start:5.0f} s] == {part.name}: at most {seconds:.0f} s", log)
     waiting, running = deque(part.processes), list[_Running]()
+    fruitless = Counter[str]()  # starts in a row that got through no case, by process
     lines = []
 
     def note(process: Process, ended: Ended, took: float) -> str:
@@ -120,7 +123,7 @@ def _run_part(part: Part, start: float, deadline: float, recorder: Recorder, log
         """Ends what is left of a process, notes how it ended, and lines up what comes behind it."""
         running.remove(one)
         _end([one])
-        process, ended = one.process, one.how_it_ended(outcome)
+        process, ended = one.process, one.how_it_ended(outcome, fruitless)
         if note(process, ended, one.seconds) == ended.outcome and ended.goes_on:
             if process.alone is not None and ended.case is not None:
                 waiting.appendleft(process.alone(ended.case))
@@ -193,13 +196,17 @@ class _Running:
             return False
         return took > (process.start_s if self._progress.current() is None else process.case_s)
 
-    def how_it_ended(self, outcome: str) -> Ended:
-        """After its end; the case that it was at counts as ended, too."""
+    def how_it_ended(self, outcome: str, fruitless: Counter[str]) -> Ended:
+        """After its end; the case that it was at counts as ended, too. fruitless: is kept."""
         case = self._progress.current() if outcome in ("crashed", "hung", "killed") else None
         if case is not None:
             self._progress.end(case)
-        has_advanced = len(self._progress.begun()) > self._num_begun
-        return Ended(outcome, self.status, case, self._output, outcome in ("crashed", "hung") and has_advanced)
+        begun, planned, name = self._progress.begun(), self._progress.planned(), self.process.name
+        num_new = len(begun) - self._num_begun
+        fruitless[name] = fruitless[name] + 1 if num_new <= 1 else 0
+        is_left = planned is None or not set(planned) <= set(begun)  # pytest plans nothing
+        goes_on = outcome in ("crashed", "hung") and num_new > 0 and is_left and fruitless[name] < FRUITLESS
+        return Ended(outcome, self.status, case, self._output, goes_on)
 
     def _echo(self, log: IO[str]) -> None:
         assert self.popen.stdout is not None

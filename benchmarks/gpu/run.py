@@ -21,7 +21,7 @@ CLEARED_VARIABLES = (
 # What compilers keep on disk: below the project unless a user says otherwise, so that it goes where a copy goes.
 CACHE = ROOT / "build" / "gpu_cache"
 CACHE_VARIABLES = {"TRITON_CACHE_DIR": CACHE / "triton", "TORCHINDUCTOR_CACHE_DIR": CACHE / "inductor"}
-PROBE_S = 60.0  # in which a device says what it is
+PROBE_S = 180.0  # in which a device says what it is; on a machine that was just started, torch alone takes a minute
 
 
 @dataclass(frozen=True)

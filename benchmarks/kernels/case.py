@@ -36,7 +36,7 @@ class Use(Flag):
     SMOKE = auto()  # checked first on a GPU, at BERT-base's shapes; these launch every kernel: `make gpu-smoke`
     CPU = auto()  # timed on a CPU, in fp32: `make bench`
     SMALL = auto()  # a few rows, for tests, the sanitizer and the witness
-    WITNESS = auto()  # for the witness alone: `make witness`
+    WITNESS = auto()  # for the witness alone: `make kernels`
 
 
 @dataclass

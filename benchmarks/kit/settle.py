@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gemm_tuning.table import best
-from benchmarks.kit.folding import CASE, CONTESTANT, Line, folded
+from benchmarks.kit.folding import CASE, CONTESTANT, Line, folded, unfolded
 from benchmarks.kit.results import RESULTS, read_lines
 
 # Fields that no page shows. Of a check, they are worth a look where it is red.
@@ -101,11 +101,23 @@ def _rounded(value: Any) -> Any:
 
 
 def settle(path: Path) -> None:
-    """Replaces a file of results, in one step."""
-    temporary = path.with_suffix(".tmp")
-    lines = folded(settled(read_lines(path)))
+    """Replaces a file of results, in one step. SystemExit where it would not be read back as it is."""
+    temporary, kept = path.with_suffix(".tmp"), settled(read_lines(path))
+    try:
+        lines = list(folded(kept))
+        is_whole = _untimed(unfolded(lines)) == _untimed(kept)
+    except KeyError as missing:  # of a line of a form that no program here writes
+        raise SystemExit(f"{path}: lines without {missing} cannot be settled") from None
+    if not is_whole:
+        raise SystemExit(f"{path}: settled, it would not be read back as it is")
     temporary.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     temporary.replace(path)
+
+
+def _untimed(lines: Iterable[Line]) -> list[str]:
+    """Lines as text, sorted, without their times: those of a run get that of its last line."""
+    found = ({name: value for name, value in line.items() if name != "time"} for line in lines)
+    return sorted(json.dumps(line, sort_keys=True) for line in found)
 
 
 def main(folder: str | None = None) -> None:

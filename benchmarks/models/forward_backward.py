@@ -14,7 +14,7 @@ from benchmarks.kit.clock import interleaved
 from benchmarks.models.build import draw_lengths, our_model, their_model
 from benchmarks.models.families import FAMILIES
 from benchmarks.registry import Case
-from bert_fast import batch_invariant, fuse
+from bert_fast import fuse
 
 
 def make_models(
@@ -56,15 +56,8 @@ def make_step(model: torch.nn.Module, batch: dict[str, Tensor], gradient: Tensor
     return inference if gradient is None else training
 
 
-def run_case(
-    case: Case, rounds: int, num_batches: int, gemm: str = "default", device: torch.device | None = None
-) -> dict[str, object]:
-    """Times one case; returns real tokens/s of both sides, fill, ratio, and on a CPU the ratio aimed at.
-
-    device: None for the CPU, in fp32; elsewhere both sides run under autocast to bf16, and a round ends when the device
-        is through; of inference also ours within `batch_invariant`, as a ratio to ours without.
-    """
-    device = device or torch.device("cpu")
+def run_case(case: Case, rounds: int, num_batches: int, gemm: str = "default") -> dict[str, object]:
+    """Times one case on the CPU, in fp32; returns real tokens/s of both sides, fill, ratio, and the ratio aimed at."""
     if gemm == "mkl":  # what a processor gets where MKL itself uses all instructions: no help from oneDNN
         from bert_fast.torch import _gemm
 
@@ -72,34 +65,21 @@ def run_case(
     torch.manual_seed(0)
     is_training = case.mode == "training"
     dropout_p = 0.1 if is_training else 0.0
-    pair = make_models(case.shape, dropout_p, is_fused=case.is_fused, device=device, family=case.family)
+    pair = make_models(case.shape, dropout_p, is_fused=case.is_fused, family=case.family)
     models = dict(zip(("bert_fast", "transformers"), pair, strict=True))
-    batches = [
-        {name: tensor.to(device) for name, tensor in padded_batch(lengths, case.family).items()}
-        for lengths in draw_lengths(case, num_batches)
-    ]
+    batches = [padded_batch(lengths, case.family) for lengths in draw_lengths(case, num_batches)]
     real = sum(int(batch["attention_mask"].sum()) for batch in batches)
     padded = sum(batch["attention_mask"].numel() for batch in batches)
     hidden = bert.BY_NAME[case.shape].hidden
     gradients = [
-        torch.randn(*batch["input_ids"].shape, hidden, device=device) * batch["attention_mask"][:, :, None]
-        if is_training
-        else None
+        torch.randn(*batch["input_ids"].shape, hidden) * batch["attention_mask"][:, :, None] if is_training else None
         for batch in batches
     ]
     contestants: dict[str, Callable[[], object]] = {}
     for name, model in models.items():
         model.train(is_training)
         steps = [make_step(model, batch, gradient) for batch, gradient in zip(batches, gradients, strict=True)]
-        contestants[name] = lambda steps=steps: _run(steps, device)
-
-    def asking() -> None:
-        with batch_invariant():
-            contestants["bert_fast"]()
-
-    asks_for_same_bits = device.type != "cpu" and not is_training  # on a CPU it changes nothing
-    if asks_for_same_bits:
-        contestants["batch_invariant"] = asking
+        contestants[name] = lambda steps=steps: [step() for step in steps]
     times = interleaved(contestants, rounds)
     fill = real / padded
     return {
@@ -109,20 +89,7 @@ def run_case(
         "bert_fast_tokens_per_s": round(real / times["bert_fast"].median, 1),
         "transformers_tokens_per_s": round(real / times["transformers"].median, 1),
         "ratio": round(times["bert_fast"].speedup_over(times["transformers"]), 3),
-        **({"goal": round(max(0.9 / fill, 0.98 if case.is_fused else 1.0), 3)} if device.type == "cpu" else {}),
-        **(
-            {"batch_invariant_ratio": round(times["batch_invariant"].speedup_over(times["bert_fast"]), 3)}
-            if asks_for_same_bits
-            else {}
-        ),
+        "goal": round(max(0.9 / fill, 0.98 if case.is_fused else 1.0), 3),
         "bert_fast_s": [round(s, 4) for s in times["bert_fast"].seconds],
         "transformers_s": [round(s, 4) for s in times["transformers"].seconds],
     }
-
-
-def _run(steps: list[Callable[[], None]], device: torch.device) -> None:
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
-        for step in steps:
-            step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

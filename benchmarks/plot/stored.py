@@ -86,7 +86,7 @@ def _machine(name: str, lines: list[dict[str, Any]]) -> Machine:
         if line.get("kind") == "timing" and line["case"] not in wrong
     }
     machine.rows = _rows(timings)
-    machine.simple = in_order({line["case"]: line for line in lines if line["kind"] in {"cpu", "model"}})
+    machine.simple = in_order({line["case"]: line for line in lines if line["kind"] == "cpu"})
     machine.products = _products(lines)
     machine.tokenizers = tokenizers.newest(lines)
     used = [*timings.values(), *machine.simple.values()] or lines

@@ -213,6 +213,40 @@ def test_a_process_that_crashes_before_it_begins_a_case_is_given_up(recorder: Re
     assert [line["outcome"] for line in lines] == ["crashed"]
 
 
+PLANS = """
+import os, sys
+from pathlib import Path
+from benchmarks.kit.crashes import Progress
+names, well = sys.argv[2].split(","), sys.argv[3].split(",")
+progress = Progress(Path(sys.argv[1]))
+progress.plan(names)
+for name in names:
+    if name in progress.begun():
+        continue
+    progress.begin(name)
+    if name not in well:
+        os.abort()
+    progress.end(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "well", "outcomes"),
+    [
+        ("a,b", "a", ["crashed"]),  # behind the last case is nothing to go on with
+        ("a,b,c,d,e,f", "none", ["crashed"] * 3),  # a device that is gone
+        ("a,b,c,d,e,f,g", "c,f", ["crashed"] * 5),
+    ],
+)
+def test_processes_are_started_while_cases_are_left_and_some_get_through(
+    names: str, well: str, outcomes: list[str], recorder: Recorder, tmp_path: Path
+) -> None:
+    progress = tmp_path / "progress.jsonl"
+    process = Process("p", (sys.executable, "-c", PLANS, str(progress), names, well), progress=progress)
+    lines = run_parts([Part("p", PATIENCE_S, (process,))], recorder, io.StringIO())
+    assert [line["outcome"] for line in lines] == outcomes
+
+
 def test_every_part_hands_its_progress_on(tmp_path: Path) -> None:
     parts = parts_of(tmp_path / "run.json", FAMILIES, cores=16)
     processes = [p for part in parts for p in part.processes if "benchmarks.gpu.parts" in p.command]

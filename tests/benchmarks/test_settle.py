@@ -160,3 +160,20 @@ def test_settled_results_stay_as_they_are_and_go_on(tmp_path: Path) -> None:
         steps = [one for one in read_lines(gpu) if one["kind"] == "step"]
         assert in_order(steps) == in_order([step("2", "sdpa", 4.0), newer, *LINES[:2]]) and steps[-1] == newer
         main(str(tmp_path))
+
+
+def test_lines_that_cannot_be_settled_stay(tmp_path: Path) -> None:
+    """A file is replaced only by one that is read back as it is."""
+    trial = {"kind": "trial", "gpu": "g", "run": "1", "time": "t", "case": "a", "us": 1.0}
+    for line in (trial, trial | {"kind": "step"}):
+        file = write(tmp_path / "gpu.jsonl", [line])
+        before = file.read_bytes()
+        with pytest.raises(SystemExit, match=r"gpu\.jsonl: lines without '\w+' cannot be settled"):
+            main(str(tmp_path))
+        assert file.read_bytes() == before
+
+
+def test_what_an_older_version_settled_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "gpu.jsonl", [{"kind": "run", "run": "1", "gpu": "g", "time": "t"}])
+    with pytest.raises(SystemExit, match="an older version settled"):
+        list(read_lines(file))
