@@ -1,8 +1,9 @@
 """What a kernel may take on a target, over all of its configurations: the section `compiled` of the kernels' record.
 
-Of registers and spilled bytes a budget has the most of a configuration, and the sum over all, which says where any of
-them grew. `wide_accesses`: loads and stores of 128 bits. `per_element`: instructions of the main loops. Of cards there
-is no listing: only what can differ from sm_80 and stop a kernel is kept (registers, spills, shared memory).
+Of registers and spilled bytes a budget has the most of a configuration, and the sum over all, which grows
+where any of them does. `wide_accesses`: loads and stores of 128 bits. `per_element`: instructions of the main loops.
+Of cards there is no listing: only what can differ from sm_80 and stop a kernel is kept (registers, spills, shared
+memory).
 """
 
 import hashlib

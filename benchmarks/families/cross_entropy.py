@@ -110,7 +110,7 @@ def _aot_case(num_classes: int, dtype: torch.dtype, smoothing: float = 0.0, row_
     if config.is_short or num_classes <= 512:  # a score for each token of a few texts: latency, nothing to count
         return AotCase(name, launch)
     live = num_classes // -(-num_classes // config.cols)
-    # Narrow loads take more registers, and nobody counts on them.
+    # Narrow loads take more registers: the launcher promises no more than one resident program for such rows.
     resident = 1 if row_stride else family.RESIDENT_WARPS // config.num_warps
     return AotCase(
         name,
