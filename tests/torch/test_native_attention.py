@@ -1,13 +1,11 @@
 """Native attention on packed sequences, per instruction set, against fp64 and the dropout specification."""
 
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bert_fast import native as native_loader
 from bert_fast.reference import dropout as spec
 from bert_fast.testing.compare import assert_close_to_truth
 
@@ -22,23 +20,6 @@ BATCHES: dict[str, list[tuple[int, int]]] = {
     "cross": [(7, 70), (30, 1), (4, 0), (0, 6), (130, 33)],
     "no keys at all": [(4, 0)],
 }
-
-
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The extension with one instruction set forced."""
-    module = native_loader.load()
-    if module is None:
-        pytest.skip(str(native_loader.unavailable_reason()))
-    if request.param not in module.simd_levels():
-        pytest.skip(f"this processor or build has no {request.param}")
-    module.force_simd_level(request.param)
-    # The tensors are tiny: PyTorch's own threads would only wait for each other. The routines are told their number.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield module
-    torch.set_num_threads(num_threads)
-    module.force_simd_level("auto")
 
 
 def make_case(lens: list[tuple[int, int]], positions: str, head_dim: int, num_heads: int = 3) -> SimpleNamespace:

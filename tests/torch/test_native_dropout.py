@@ -2,14 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bert_fast import native as native_loader
 from bert_fast.reference import dropout as spec
 from bert_fast.reference.dropout_add_layer_norm import MAX_WEIGHT, MIN_WEIGHT, max_shift, output_suffices
 from bert_fast.testing.compare import assert_close_to_truth
@@ -19,23 +17,6 @@ SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)
 PROBABILITIES = (0.0, 0.1, 0.5, 1 - 2**-16, 1.0)
 EPS = 1e-12
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The extension with one instruction set forced."""
-    module = native_loader.load()
-    if module is None:
-        pytest.skip(str(native_loader.unavailable_reason()))
-    if request.param not in module.simd_levels():
-        pytest.skip(f"this processor or build has no {request.param}")
-    module.force_simd_level(request.param)
-    # The tensors are tiny: PyTorch's own threads would only wait for each other. The routines are told their number.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield module
-    torch.set_num_threads(num_threads)
-    module.force_simd_level("auto")
 
 
 def random_coords(num_rows: int) -> Tensor:
