@@ -62,10 +62,11 @@ def calls(what: str, run: Run) -> Iterator[tuple[str, Callable[[Any], object]]]:
             if case.is_compiled:
                 yield case.name, lambda device, case=case: compile_step(case, device, run.compile_backend)
     else:
+        from benchmarks.kernels.case import Use
         from benchmarks.kernels.timing import results_of
         from benchmarks.registry import kernel_cases
 
-        for case in (*kernel_cases("smoke", [what]), *kernel_cases("gpu", [what])):
+        for case in kernel_cases(Use.SMOKE | Use.GPU, [what]):
             yield case.name, lambda device, case=case: results_of(case.make(device))
 
 
