@@ -55,10 +55,12 @@ def _tensors(column: dict[str, Any], function: Callable[[Tensor], Tensor]) -> di
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, COLUMNS[:2]], ids=["triplets", "pairs"])
-@pytest.mark.parametrize("mini_batch_size", [None, 2])
+@pytest.mark.parametrize(
+    "parts", [{}, {"mini_batch_size": 2}, {"mini_batch_num_tokens": 40}], ids=["whole", "rows", "tokens"]
+)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_values_and_gradients_are_theirs(
-    minilm_dir: Path, columns: Any, mini_batch_size: int | None, symmetric: bool
+    minilm_dir: Path, columns: Any, parts: dict[str, int], symmetric: bool
 ) -> None:
     model = _model(minilm_dir)
     directions = ("query_to_doc", "doc_to_query") if symmetric else ("query_to_doc",)
@@ -67,12 +69,29 @@ def test_values_and_gradients_are_theirs(
         theirs.MultipleNegativesRankingLoss(model, directions=directions, partition_mode="per_direction"),
         columns,
     )
-    ours = losses.InBatchNegatives(model, symmetric=symmetric, mini_batch_size=mini_batch_size)
+    ours = losses.InBatchNegatives(model, symmetric=symmetric, **parts)
     found = _step(model, ours, columns)
     assert found.keys() == wanted.keys() and len(found) > 15
     for name, value in wanted.items():
         atol = 20 * ABSOLUTE["sentence_embeddings"] * max(1.0, value.abs().max().item())
         torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda text, name=name: name + text)
+
+
+def test_mini_batches_hold_as_many_tokens_as_theirs(minilm_dir: Path) -> None:
+    gradcache = pytest.importorskip("sentence_transformers.base.losses.gradcache")
+    model = _model(minilm_dir)
+    columns = [dict(model.preprocess(texts)) for texts in COLUMNS]
+    of_all = {
+        "input_ids": columns[0]["input_ids"],
+        "attention_mask": torch.cat([c["attention_mask"] for c in columns], 1),
+    }
+    sizes = set()
+    for budget in range(1, int(of_all["attention_mask"].sum()) + 1):
+        loss = losses.InBatchNegatives(model, mini_batch_num_tokens=budget)
+        found = [(rows.start, rows.stop) for rows in loss._mini_batches(columns, len(QUERIES))]
+        assert found == gradcache._minibatch_ranges(of_all, 1, budget)
+        sizes.add(len(found))
+    assert sizes == set(range(1, len(QUERIES) + 1))
 
 
 def test_parts_have_the_same_dropout_the_second_time(minilm_dir: Path) -> None:
@@ -130,13 +149,18 @@ def test_bad_arguments(minilm_dir: Path) -> None:
     model = _model(minilm_dir)
     with pytest.raises(ValueError, match="mini_batch_size: expected at least 1 or None, got 0"):
         losses.InBatchNegatives(model, mini_batch_size=0)
+    with pytest.raises(ValueError, match="mini_batch_num_tokens: expected at least 1 or None, got 0"):
+        losses.InBatchNegatives(model, mini_batch_num_tokens=0)
+    with pytest.raises(ValueError, match="mini_batch_num_tokens: expected None beside mini_batch_size, got both"):
+        losses.InBatchNegatives(model, mini_batch_size=2, mini_batch_num_tokens=100)
     loss = losses.InBatchNegatives(model, mini_batch_size=2)
     features = [dict(model.preprocess(texts)) for texts in COLUMNS]
+    without_mask = [{name: one for name, one in column.items() if name != "attention_mask"} for column in features]
+    with pytest.raises(ValueError, match="expected an attention_mask with mini_batch_num_tokens, got none"):
+        losses.InBatchNegatives(model, mini_batch_num_tokens=100)(without_mask)
     with pytest.raises(ValueError, match="expected queries and documents, got 1 columns"):
         loss(features[:1])
     flat = [_tensors(column, lambda one: one.flatten()[None]) for column in features]
     flat[0] = features[0]
-    with pytest.raises(
-        ValueError, match=r"expected \w+ of 5 rows with mini_batch_size, got \[1, \d+\]: texts that are"
-    ):
+    with pytest.raises(ValueError, match=r"expected \w+ of 5 rows with mini-batches, got \[1, \d+\]: texts that are"):
         loss(flat)
