@@ -28,6 +28,7 @@ from bert_fast.huggingface.families import LIBRARIES
 from bert_fast.huggingface.family import Family
 from bert_fast.huggingface.fused import Fused, part
 from bert_fast.huggingface.models import FusedModel
+from bert_fast.huggingface.rotary import FusedRotaryModel
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.originals import is_of
 from bert_fast.modules.projections import JoinedProjections
@@ -65,7 +66,12 @@ def known(library: str) -> Iterator[tuple[str, type, type]]:
 
     What this version of transformers does not have is left out.
     """
-    theirs, family = importlib.import_module(library), LIBRARIES[library]
+    try:
+        theirs, family = importlib.import_module(library), LIBRARIES[library]
+    except ModuleNotFoundError as error:
+        if error.name is None or not library.startswith(error.name):
+            raise
+        return
     for pattern, computing in {**family.models, **family.parts}.items():
         original = getattr(theirs, pattern.replace("*", family.libraries[library]), None)
         if original is not None:
@@ -205,8 +211,14 @@ def swap_out(model: nn.Module) -> None:
 
 
 def encoders(model: nn.Module) -> list[Any]:
-    """The fused stacks of layers inside."""
-    return [one for one in model.modules() if isinstance(one, FusedContainer) and isinstance(one, PackedEncoder)]
+    """The fused stacks of layers inside; those of models without a module for them are made for the call."""
+    found: list[Any] = []
+    for one in model.modules():
+        if isinstance(one, FusedContainer) and isinstance(one, PackedEncoder):
+            found.append(one)
+        elif isinstance(one, FusedRotaryModel):
+            found.append(one.encoder)
+    return found
 
 
 def join_projections(model: nn.Module) -> None:

@@ -109,7 +109,9 @@ class FusedOutput(_Dropping, PackedOutput):
     """The MLP and what closes it."""
 
 
-class _Layer(FusedContainer):
+class FusedBetween(FusedContainer):
+    """A module whose output is a hidden state that callers see."""
+
     def _theirs(self, *args: Any, **kwargs: Any) -> Any:
         output, padding = super()._theirs(*args, **kwargs), padding_of_call.get()
         return output if padding is None or not padding.between else padding.zeroed(output)
@@ -124,7 +126,7 @@ class _Layers(FusedContainer):
         return super()._theirs(*args, **kwargs)
 
 
-class FusedLayer(_Layer, PackedLayer):
+class FusedLayer(FusedBetween, PackedLayer):
     """A layer."""
 
 
@@ -190,7 +192,7 @@ class FusedBiasedEncoder(_Layers, PackedEncoder):
         return super().forward_packed(x, memory, call=replace(call, bias=bias))
 
 
-class FusedFlatLayer(_Layer, PackedFlatLayer):
+class FusedFlatLayer(FusedBetween, PackedFlatLayer):
     """A layer of fewer modules."""
 
 

@@ -41,6 +41,7 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     if not swap_in(model):
         raise ValueError(
             f"model: expected a {model_names()} of transformers inside, got {_described(model)} without one"
+            f"{_twin(model)}"
         )
     join_projections(model)
     if made is not None:
@@ -100,6 +101,21 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     else:
         found += [reason for one in model.modules() if isinstance(one, FusedAround) for reason in one.reasons_around()]
     return list(dict.fromkeys(found))
+
+
+# What names of classes begin with in code that came with a checkpoint -> transformers' class of the same architecture.
+_TWINS = {"NomicBert": "NomicBertModel", "New": "GteModel", "XLMRobertaLoRA": "JinaEmbeddingsV3Model"}
+
+
+def _twin(model: nn.Module) -> str:
+    """Which class of transformers takes the checkpoint of a model whose code came with it, as a message says it."""
+    for kind in map(type, model.modules()):
+        if kind.__module__.startswith("transformers_modules."):
+            for begins, known in _TWINS.items():
+                if kind.__name__.startswith(begins):
+                    where = f"{kind.__name__} of {kind.__module__}"
+                    return f", but a {where}: load it as {known}, without trust_remote_code"
+    return ""
 
 
 def _described(model: nn.Module) -> str:

@@ -16,7 +16,7 @@ from bert_fast.modules.originals import GLOBAL_HOOKS, Originals, at_trace_time, 
 # Of a library's functions and methods, those that a packed call computes in place of, beside every `forward`.
 _FUNCTIONS = (
     "eager_attention_forward", "create_bidirectional_mask", "create_causal_mask", "apply_chunking_to_forward",
-    "create_position_ids_from_input_ids",
+    "create_position_ids_from_input_ids", "apply_rotary_pos_emb", "rotate_half",
 )  # fmt: skip
 _OTHERS = ("__", "get_", "set_", "resize_", "prune_")  # how methods begin that no call runs
 _libraries: dict[str, Originals] = {}
@@ -50,7 +50,8 @@ def _reasons_of(library: str, family: Family, attention: str | None) -> Sequence
 def _originals(library: str, family: Family) -> Originals:
     """Those of a library's functions that a packed call computes in place of."""
     theirs, prefix = importlib.import_module(library), family.libraries[library]
-    paths = [name for name in _FUNCTIONS if hasattr(theirs, name)]
+    # The package kernels makes modules of some, which say themselves what they run.
+    paths = [name for name in _FUNCTIONS if inspect.isfunction(getattr(theirs, name, None))]
     for pattern in ("*Model", *family.parts):
         cls = getattr(theirs, name := pattern.replace("*", prefix), None)
         if cls is not None:

@@ -147,7 +147,7 @@ def _module_reasons(model: Any, hooked: list[str]) -> Iterator[str]:
     sees_padded = not (torch.compiler.is_compiling() or torch.compiler.is_exporting())
     while waiting:
         prefix, parent = waiting.pop()
-        is_list, is_of_layer = type(parent) is nn.ModuleList, "layer." in prefix
+        is_list, is_of_layer = type(parent) is nn.ModuleList, "layer." in prefix or "layers." in prefix
         for name, child in parent._modules.items():
             if child is None:
                 continue
@@ -168,7 +168,7 @@ def _module_reasons(model: Any, hooked: list[str]) -> Iterator[str]:
                 weight = child._parameters.get("weight")
                 if type(weight) not in plain and not _is_fully_sharded(weight, model):
                     yield f"{prefix}{name}: its parameters are of {type(weight).__name__}"
-            elif name == "dropout":
+            elif name.endswith("dropout"):
                 if type(child) is not nn.Dropout:
                     yield f"{prefix}{name}: a {type(child).__name__}, not nn.Dropout"
                 elif child.p > 0.0 and (child.training != parent.training or (child.training and not model.training)):

@@ -50,6 +50,7 @@ class PackedBertModel:
     attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
     projection: Any = None  # a linear layer between embeddings and encoder
     vector_size: int | None = None  # of embeddings; None: config.hidden_size
+    has_position_table = True  # whose rows bound a sequence's length
 
     def encode(
         self,
@@ -90,7 +91,9 @@ class PackedBertModel:
         )  # fmt: skip
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
-        view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached)
+        view = read_view(
+            config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached, self.has_position_table
+        )
         packing = row = view.packing
         if texts is not None and packing.indices is None:
             tokens = tokens.with_positions()
@@ -102,11 +105,13 @@ class PackedBertModel:
         keeps_cache = self._keeps_cache(use_cache, packing)
         if cache is None and keeps_cache:
             cache = KeyValueCache()
+        given = tokens.packed(packing)
         call = Call(
             packing,
             seed,
             keys=view.keys,
             causal=view.causal,
+            rotary=self._rotary(tokens, given[2], packing),
             bias=view.bias,
             head_mask=self._head_mask(head_mask, packing, num_cached),
             memory_packing=None if memory is None else memory.packing,
@@ -117,7 +122,7 @@ class PackedBertModel:
             cross_attentions=[] if output_attentions and memory is not None else None,
             shows_padded=self.shows_padded(),
         )
-        hidden = self.embeddings(*tokens.packed(packing), call=call)
+        hidden = self.embeddings(*given, call=call)
         if self.projection is not None:
             hidden = plain_linear(hidden, self.projection)
         chosen = None if rows is None else rows(row)
@@ -158,6 +163,10 @@ class PackedBertModel:
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
         return dropout_seed if self.training else None
+
+    def _rotary(self, tokens: Tokens, positions: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor] | None:
+        """`Call.rotary` of tokens with these positions [T] (None: as `packing` has them); None: nothing is turned."""
+        return None
 
     def shows_padded(self) -> bool:
         """Whether hooks of linear layers are to see tokens padded, as in another implementation of the model."""

@@ -179,6 +179,7 @@ def read_view(
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
     num_cached: int,
+    has_position_table: bool = True,
 ) -> View:
     """The layout that a mask or offsets describe; a decoder adds causal order to a 2-D mask and to none."""
     if cu_seqlens is not None:
@@ -193,13 +194,15 @@ def read_view(
         check_shape("cu_seqlens", cu_seqlens, ("B + 1",))
         check_host_or_same("cu_seqlens", cu_seqlens, tokens.name, tokens)
         packing = Packing.from_cu_seqlens(cu_seqlens, max_seqlen, tokens.shape[0], tokens.device)
-        _check_length("max_seqlen", packing.max_seqlen, config, tokens, packing.cu_seqlens)
+        if has_position_table:
+            _check_length("max_seqlen", packing.max_seqlen, config, tokens, packing.cu_seqlens)
         return View(packing, None, None, getattr(config, "is_decoder", False))
     if len(tokens.shape) != 2:
         raise ValueError(f"{tokens.name}: expected a padded batch [B, S], got shape {_full_shape(tokens)}")
     batch_size, length = tokens.shape
     num_keys = num_cached + length
-    _check_length(tokens.name, num_keys, config, tokens)
+    if has_position_table:
+        _check_length(tokens.name, num_keys, config, tokens)
     check_pruned(config, None, attention_mask)
     keep, bias = read_attention_mask(
         "attention_mask", attention_mask, batch_size, length, num_keys, config.num_attention_heads, tokens.device,

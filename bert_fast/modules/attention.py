@@ -22,6 +22,7 @@ from bert_fast.ops.attention import attention, attention_with_probabilities
 from bert_fast.ops.attention_qkv import attention_of_packed, attention_qkv
 from bert_fast.ops.dropout import DropoutSite, dropout_site
 from bert_fast.ops.packing import Packing
+from bert_fast.ops.rotary import rotary
 
 
 class _PackedHeads(JoinedProjections):
@@ -71,6 +72,8 @@ class PackedSelfAttention(_PackedHeads):
             return self._forward_apart(x, call)
         packing = call.packing
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
+        if call.rotary is not None:
+            qkv = rotary(qkv, *call.rotary, inplace=not torch.is_grad_enabled())
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
         table, key_term = self._relative(x.device)
@@ -92,8 +95,10 @@ class PackedSelfAttention(_PackedHeads):
             q, (k, v) = self._query(call.of_rows(x)), self._key_and_value(x)
         else:
             q, k, v = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
-            if call.cache is not None:
-                k, v, keys = extend_cache(call, self.layer_index, k, v)
+        if call.rotary is not None:
+            q, k = rotary(q, *map(call.of_rows, call.rotary)), rotary(k, *call.rotary)
+        if call.rows is None and call.cache is not None:
+            k, v, keys = extend_cache(call, self.layer_index, k, v)
         table, key_term = self._relative(x.device)
         return self._attend(
             q, k, v, keys, call.attentions, call,
@@ -103,7 +108,7 @@ class PackedSelfAttention(_PackedHeads):
     def _relative(self, device: torch.device) -> tuple[Tensor | None, bool]:
         """The table of distances, and whether keys are multiplied with it too."""
         kind = self.position_embedding_type
-        if kind == "absolute":
+        if kind in ("absolute", "rotary"):
             return None, False
         table = self.distance_embedding
         if is_plain_table(table):

@@ -23,6 +23,8 @@ class Call:
     packing: of the tokens [T] of this call. seed (Tensor [1], int64, or None): of dropout; None: nothing is dropped.
     keys: with a cache, the layout of the cached tokens and this call's; None: the tokens themselves.
     causal: a token sees none behind it.
+    rotary (Tensors [T, D / 2], or None): cosine and sine of the angles by which queries and keys are turned, see
+        `ops.rotary`.
     bias (Tensor [B or 1, A or 1, S or 1, Sk or 1]): added to the scores, by original row and position.
     head_mask (Tensor [L, B or 1, A, S or 1, Sk or 1]): factors of the probabilities, by padded row and column; layers
         then compute all tokens, with PyTorch's operators.
@@ -39,6 +41,7 @@ class Call:
     seed: Tensor | None = None
     keys: Packing | None = None
     causal: bool = False
+    rotary: tuple[Tensor, Tensor] | None = None
     bias: Tensor | None = None
     head_mask: Tensor | None = None
     memory_packing: Packing | None = None
@@ -103,7 +106,7 @@ class Call:
         return self._with(row_packing=replace(queries, coords=queries.coords[start:stop]))
 
     def _with(self, **changes: Any) -> "Call":
-        """Returns a copy with these fields changed. `dataclasses.replace` would run `__init__` with all 15 fields."""
+        """Returns a copy with these fields changed. `dataclasses.replace` would run `__init__` with all 16 fields."""
         made = object.__new__(Call)
         made.__dict__.update(self.__dict__)
         made.__dict__.pop("of_layers", None)

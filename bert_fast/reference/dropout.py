@@ -39,7 +39,7 @@ _MOST_COUNTERS = 2**22  # drawn at once for attention, of all heads together; an
 
 
 class DropoutSite(IntEnum):
-    """The places where BERT drops, within one layer; embeddings and heads count as layer 0."""
+    """The places where BERT, or a model like it, drops, within one layer; embeddings and heads count as layer 0."""
 
     EMBEDDING = 0
     ATTENTION_PROBS = 1
@@ -48,6 +48,7 @@ class DropoutSite(IntEnum):
     CROSS_ATTENTION_PROBS = 4
     CROSS_ATTENTION_OUTPUT = 5
     HEAD = 6
+    MLP_ACTIVATION = 7
 
 
 def dropout_site(kind: DropoutSite, layer: int = 0) -> int:

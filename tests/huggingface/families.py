@@ -9,14 +9,18 @@ import transformers
 from bert_fast.testing.parity import Case
 
 # What the names of a family's classes begin with -> its configuration where it is not that of a Case.
-CONFIG: dict[str, dict[str, Any]] = {
+_CONFIG: dict[str, dict[str, Any]] = {
     "Roberta": {"pad_token_id": 1},
     "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1},
     "Camembert": {"pad_token_id": 2},
     "DistilBert": {},
     "Electra": {"embedding_size": 20},
     "MPNet": {"pad_token_id": 1},
+    "Gte": {"type_vocab_size": 2},
+    "JinaEmbeddingsV3": {"type_vocab_size": 2},
+    "NomicBert": {"pad_token_id": 0},
 }
+CONFIG = {prefix: config for prefix, config in _CONFIG.items() if hasattr(transformers, f"{prefix}Model")}
 # Where a family's configuration calls something otherwise.
 _NAMES = {
     "DistilBert": {
@@ -40,6 +44,7 @@ OWN_CASES = {
 
 
 ENCODERS = ("DistilBert", "MPNet")  # without decoders, and without types
+ROTARY = ("Gte", "JinaEmbeddingsV3", "NomicBert")  # without decoders
 
 
 def class_name(prefix: str, bert: str) -> str:
@@ -57,7 +62,7 @@ def cases(prefix: str, of_bert: Iterable[Case]) -> list[Case]:
         for case in of_bert
         if hasattr(transformers, class_name(prefix, case.model))
         and case.model != "BertForPreTraining"
-        and not case.config.get("is_decoder", False) & (prefix in ENCODERS)
+        and not case.config.get("is_decoder", False) & (prefix in (*ENCODERS, *ROTARY))
         and not ("pad_token_id" in CONFIG[prefix] and "pad_token_id" in case.config)
     ]
     return [

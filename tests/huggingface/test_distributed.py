@@ -69,7 +69,7 @@ def _fsdp(name: str, batch: dict[str, Tensor], shards_bert: bool = False) -> lis
     if shards_bert:
         fully_shard(model.base_model, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    encoder = next(one for one in model.modules() if layers in one.children())
+    encoder = model.base_model.encoder
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     assert why_not(model.base_model, **inputs) == []
     own = type(encoder).forward_packed

@@ -76,7 +76,8 @@ def test_adapters(make, batch, prefix: str, order: str, tmp_path: Path) -> None:
 @each_family
 def test_export(make, batch, prefix: str) -> None:
     """A program that is carried elsewhere runs without bert_fast and gives what the model gives."""
-    for name in (f"{prefix}Model", f"{prefix}ForQuestionAnswering"):
+    with_a_head = f"{prefix}For{'TokenClassification' if prefix in families.ROTARY else 'QuestionAnswering'}"
+    for name in (f"{prefix}Model", with_a_head):
         model = fuse(make(name, num_labels=2))
         arguments = batch["input_ids"], batch["attention_mask"]
         program = torch.export.export(model, arguments, strict=False)

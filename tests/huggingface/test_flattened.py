@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import bert_fast
 from bert_fast.huggingface.reasons import reasons
 from bert_fast.testing.tolerances import RELATIVE
+from tests.huggingface.families import CONFIG, ROTARY
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -24,6 +25,7 @@ CU_SEQLENS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int
 FAMILIES = {
     "Bert": (0, True), "Electra": (0, True), "Roberta": (2, True), "XLMRoberta": (2, True), "Camembert": (3, True),
     "DistilBert": (0, False),
+    **{prefix: (0, prefix == "NomicBert") for prefix in ROTARY if prefix in CONFIG},
 }  # fmt: skip
 PADDING = {"Roberta": 1, "XLMRoberta": 1, "Camembert": 2, "MPNet": 1}
 

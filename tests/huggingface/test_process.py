@@ -19,15 +19,17 @@ from torch.nn.modules import module as hooks
 from bert_fast.huggingface import fuse, why_not
 from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.testing.tolerances import RELATIVE
+from tests.huggingface.families import CONFIG, ROTARY
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
-# A model of each of the seven families -> its configuration.
+# A model of each family -> its configuration.
 MODELS: dict[str, dict[str, Any]] = {
     "BertModel": {}, "ElectraModel": {}, "RobertaModel": {"pad_token_id": 1}, "XLMRobertaModel": {"pad_token_id": 1},
     "CamembertModel": {"pad_token_id": 2}, "DistilBertModel": {}, "MPNetModel": {"pad_token_id": 1},
+    **{f"{prefix}Model": CONFIG[prefix] for prefix in ROTARY if prefix in CONFIG},
 }  # fmt: skip
 Change = Callable[[pytest.MonkeyPatch], None]
 
@@ -198,8 +200,8 @@ def test_classes_of_every_family(make, batch, monkeypatch, name, part) -> None:
     fused, untouched = _pair(make, name, **MODELS[name])
     family = fused.base_model
     fuse(fused)
-    wanted = {"SelfAttention": "attention", "Layer": "layer.0", "Embeddings": "embeddings", "Model": ""}[part]
-    module = next(m for n, m in untouched.named_modules() if n.endswith(wanted) or n == wanted)
+    ends = {"SelfAttention": ("attention", "self_attn"), "Layer": ("layer.0", "layers.0"), "Embeddings": "embeddings"}
+    module = next(m for n, m in untouched.named_modules() if n.endswith(ends.get(part, "")))
     if part == "Model":
         module = untouched
     monkeypatch.setattr(type(module), "forward", _other_state(type(module).forward))

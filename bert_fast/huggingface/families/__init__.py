@@ -3,13 +3,16 @@
 from bert_fast.huggingface.families.bert import BERT
 from bert_fast.huggingface.families.distilbert import DISTILBERT
 from bert_fast.huggingface.families.electra import ELECTRA
+from bert_fast.huggingface.families.gte import GTE
+from bert_fast.huggingface.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from bert_fast.huggingface.families.mpnet import MPNET
+from bert_fast.huggingface.families.nomic_bert import NOMIC_BERT
 from bert_fast.huggingface.families.roberta import ROBERTA
 from bert_fast.huggingface.family import Family
 
 __all__ = ["LIBRARIES", "TABLE", "model_names"]
 
-TABLE: tuple[Family, ...] = (BERT, DISTILBERT, ELECTRA, MPNET, ROBERTA)
+TABLE: tuple[Family, ...] = (BERT, DISTILBERT, ELECTRA, GTE, JINA_EMBEDDINGS_V3, MPNET, NOMIC_BERT, ROBERTA)
 
 # Modules of transformers -> the family whose classes they hold.
 LIBRARIES: dict[str, Family] = {library: family for family in TABLE for library in family.libraries}
