@@ -78,7 +78,7 @@ class FusedRotaryModel(FusedModel):
     layers: nn.ModuleList
     rotary_emb: Any
     has_position_table = False
-    encoder = property(_Layers)  # type: ignore[assignment]
+    encoder = property(_Layers)
 
     def _rotary(self, tokens: Tokens, positions: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor]:
         """By the model's own module: cosine and sine [T, D / 2], in fp32 (fp64 for fp64)."""

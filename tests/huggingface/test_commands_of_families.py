@@ -18,12 +18,13 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")
 if int(transformers.__version__.split(".")[0]) < 5:
     pytest.skip("the tokenizers of the tests are those of transformers 5", allow_module_level=True)
+from tests.huggingface.families import CONFIG  # noqa: E402
 from tests.huggingface.sentence_folders import TEXTS, make_checkpoint, make_folder, make_tokenizer  # noqa: E402
 from tests.tokenization.native_core import needs_native  # noqa: E402
 
 pytestmark = needs_native
 
-FAMILIES = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "MPNet"]
+FAMILIES = ["Bert", *CONFIG]
 
 
 def keep_packed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
