@@ -42,6 +42,9 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "MPNet": Family("MPNet", 30527, 1, {"max_position_embeddings": 514}, attention="eager"),
+    "NomicBert": Family("Nomic BERT", 30528, options={"hidden_act": "silu"}),
+    "Gte": Family("GTE", 250048, 1, {"type_vocab_size": 1}),
+    "JinaEmbeddingsV3": Family("Jina v3", 250002, 1, {"type_vocab_size": 1}),
 }  # fmt: skip
 
 
