@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
@@ -81,6 +82,23 @@ class _Heads(_Dropping):
 
 class FusedEmbeddings(_Dropping, PackedEmbeddings):
     """Embeddings."""
+
+
+class FusedEmbeddingsOfTasks(FusedEmbeddings):
+    """Embeddings to which the vector of task 0 is added, if there is a table of tasks."""
+
+    task_table: Any
+
+    def forward_packed(
+        self, input_ids: Tensor | None, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, *, call: Call,
+    ) -> Tensor:  # fmt: skip
+        """As `PackedEmbeddings`."""
+        if self.task_table is not None:
+            words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+            task = self.task_table(torch.zeros(1, dtype=torch.int64, device=words.device))
+            input_ids, inputs_embeds = None, words + task
+        return super().forward_packed(input_ids, token_type_ids, position_ids, inputs_embeds, call=call)
 
 
 class FusedSelfAttention(_Heads, PackedSelfAttention):

@@ -91,9 +91,7 @@ class PackedBertModel:
         )  # fmt: skip
         cache, num_cached = read_cache(past_key_values, config, tokens, cu_seqlens)
         seed = self._seed(tokens, dropout_seed)
-        view = read_view(
-            config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached, self.has_position_table
-        )
+        view = read_view(config, tokens, attention_mask, cu_seqlens, max_seqlen, num_cached, self.has_position_table)
         packing = row = view.packing
         if texts is not None and packing.indices is None:
             tokens = tokens.with_positions()

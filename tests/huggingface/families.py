@@ -19,6 +19,8 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "Gte": {"type_vocab_size": 2},
     "JinaEmbeddingsV3": {"type_vocab_size": 2},
     "NomicBert": {"pad_token_id": 0},
+    "Data2VecText": {"pad_token_id": 1},
+    "Ernie": {"use_task_id": True},
 }
 CONFIG = {prefix: config for prefix, config in _CONFIG.items() if hasattr(transformers, f"{prefix}Model")}
 # Where a family's configuration calls something otherwise.
@@ -29,7 +31,7 @@ _NAMES = {
         "attention_probs_dropout_prob": "attention_dropout",
     }
 }  # fmt: skip
-ALIKE = ("XLMRoberta", "Camembert")  # their code is that of another family, under other names
+ALIKE = ("XLMRoberta", "Camembert", "Data2VecText")  # their code is that of another family, under other names
 _SAME = {"BertLMHeadModel": "BertForCausalLM"}
 # Calls of classes that BERT has nothing like -> the class.
 _OWN = {"replaced tokens": "ElectraForPreTraining", "replaced tokens, no mask": "ElectraForPreTraining"}

@@ -21,7 +21,14 @@ _SIZES = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, max_position_embeddings=26,
     initializer_range=0.5,
 )  # fmt: skip
-UNIGRAM = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Gte", "JinaEmbeddingsV3")  # BERT: as multilingual MiniLM, with XLM-R's words
+UNIGRAM = (
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "Camembert",
+    "Gte",
+    "JinaEmbeddingsV3",
+)  # BERT: as multilingual MiniLM, with XLM-R's words
 
 
 def unigram_state() -> dict[str, Any]:
@@ -44,7 +51,8 @@ def make_tokenizer(prefix: str) -> Any:
         vocab = {token: place for place, token in enumerate([*special, *pieces])}
         return transformers.MPNetTokenizer(vocab)
     vocab = {token: place for place, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])}
-    return getattr(transformers, f"{prefix.removeprefix('Nomic')}Tokenizer")(vocab)
+    kind = "Bert" if prefix in ("Data2VecText", "Ernie", "NomicBert") else prefix
+    return getattr(transformers, f"{kind}Tokenizer")(vocab)
 
 
 def make_checkpoint(prefix: str, path: Path, model: str = "Model", **config: Any) -> None:

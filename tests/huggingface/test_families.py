@@ -72,6 +72,21 @@ def test_attention_alone(make, batch, prefix: str, monkeypatch) -> None:
     assert len(calls) == 2, "once a layer"
 
 
+@pytest.mark.parametrize("uses_tasks", [False, True])
+def test_task_types_of_ernie(make, batch, uses_tasks: bool) -> None:
+    """Task 0 is packed, other tasks run transformers' code."""
+    untouched = make("ErnieModel", use_task_id=uses_tasks)
+    fused = fuse(copy.deepcopy(untouched))
+    tasks = {"task_type_ids": torch.randint(1, 3, batch["input_ids"].shape)}
+    assert why_not(fused, **batch) == []
+    assert why_not(fused, **batch, **tasks) == ["task_type_ids: the packed path has no such argument"]
+    outputs = [[_kept(model(**batch, **given), batch) for given in ({}, tasks)] for model in (untouched, fused)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    assert torch.allclose(*outputs[0]) is not uses_tasks
+    words = {"inputs_embeds": torch.randn(3, 9, 32), "attention_mask": batch["attention_mask"]}
+    torch.testing.assert_close(_kept(fused(**words), batch), _kept(untouched(**words), batch))
+
+
 def test_packed_input_of_heads_that_pass_on_nothing_is_refused(make) -> None:
     cu_seqlens = torch.tensor([0, 3, 7], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"input_ids: expected a padded batch \[B, S\], got shape \[7\]"):

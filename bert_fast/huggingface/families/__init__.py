@@ -1,8 +1,10 @@
 """The families of transformers' models that `fuse` knows: a file each, and a line here."""
 
 from bert_fast.huggingface.families.bert import BERT
+from bert_fast.huggingface.families.data2vec_text import DATA2VEC_TEXT
 from bert_fast.huggingface.families.distilbert import DISTILBERT
 from bert_fast.huggingface.families.electra import ELECTRA
+from bert_fast.huggingface.families.ernie import ERNIE
 from bert_fast.huggingface.families.gte import GTE
 from bert_fast.huggingface.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from bert_fast.huggingface.families.mpnet import MPNET
@@ -12,7 +14,9 @@ from bert_fast.huggingface.family import Family
 
 __all__ = ["LIBRARIES", "TABLE", "model_names"]
 
-TABLE: tuple[Family, ...] = (BERT, DISTILBERT, ELECTRA, GTE, JINA_EMBEDDINGS_V3, MPNET, NOMIC_BERT, ROBERTA)
+TABLE: tuple[Family, ...] = (
+    BERT, DATA2VEC_TEXT, DISTILBERT, ELECTRA, ERNIE, GTE, JINA_EMBEDDINGS_V3, MPNET, NOMIC_BERT, ROBERTA,
+)  # fmt: skip
 
 # Modules of transformers -> the family whose classes they hold.
 LIBRARIES: dict[str, Family] = {library: family for family in TABLE for library in family.libraries}
