@@ -21,14 +21,8 @@ _SIZES = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, max_position_embeddings=26,
     initializer_range=0.5,
 )  # fmt: skip
-UNIGRAM = (
-    "Bert",
-    "Roberta",
-    "XLMRoberta",
-    "Camembert",
-    "Gte",
-    "JinaEmbeddingsV3",
-)  # BERT: as multilingual MiniLM, with XLM-R's words
+# BERT: as multilingual MiniLM, with XLM-R's words.
+UNIGRAM = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Gte", "JinaEmbeddingsV3")
 
 
 def unigram_state() -> dict[str, Any]:
