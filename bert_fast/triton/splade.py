@@ -56,8 +56,8 @@ class Tile(NamedTuple):
 
 # 64 rows are what four warps of sm_90 multiply at once; 64 x 128 accumulators and their bits are 128 registers a
 # thread. A step of 128 bytes along H; three stages of it are 73 KB, which every processor has room for.
-_FORWARD = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 128, 32, 4, 3)}  # by bytes of an element
-_DX = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 64, 32, 4, 3)}  # block_n: columns; block_k: words
+FORWARD = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 128, 32, 4, 3)}  # by bytes of an element
+DX = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 64, 32, 4, 3)}  # block_n: columns; block_k: words
 _DWEIGHT = Tile(0, 16, 256, 4, 1)  # 16 rows of x in flight, 512 bytes of each in half precision; block_k: columns
 
 
@@ -276,7 +276,7 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
     tokens = torch.empty_like(y, dtype=torch.int32) if a.wants_tokens else None
     if not a.num_texts:
         return y, tokens
-    tile, groups = _FORWARD[x.element_size()], num_tokens // _GROUP_TOKENS + 1
+    tile, groups = FORWARD[x.element_size()], num_tokens // _GROUP_TOKENS + 1
     launch_plan(
         _splade_fwd_kernel,
         GROUP=_GROUP_TOKENS,
@@ -309,7 +309,7 @@ def splade_bwd(a: Splade, dy: Tensor, y: Tensor, tokens: Tensor, wants: Set[str]
     if "bias" in wants:
         made["bias"] = a.weight.new_empty(num_words)
     if "x" in made and made["x"].numel():
-        weight, tile = unit_stride(narrowed(a.weight, a.x)), _DX[a.x.element_size()]
+        weight, tile = unit_stride(narrowed(a.weight, a.x)), DX[a.x.element_size()]
         launch_plan(
             _splade_bwd_dx_kernel,
             TWICE=twice,
