@@ -290,7 +290,7 @@ class Epilogue(NamedTuple):
     wants_sums: bool = False
 
 
-def precision(dtype: torch.dtype, architecture: str) -> str:
+def _precision(dtype: torch.dtype, architecture: str) -> str:
     """How fp32 is multiplied: in TF32 where the user allows it to PyTorch, else as three terms of it where there is."""
     if dtype != torch.float32 or SETTINGS.triton_interpret:  # the interpreter multiplies in fp32
         return "ieee"
@@ -425,7 +425,7 @@ def launch(a: Tensor, b: Tensor, tile: Tile, epilogue: Epilogue) -> Tensor | Non
         _Form(
             a.dtype, a_transposed, b_transposed, by_copies, by_copies and rows_are_aligned, epilogue.kind,
             epilogue.activation, epilogue.wants_sums, tile, is_split, m_unit, n_unit, k_unit,
-            k_is_contiguous and num_inner % tile.block_k == 0, name, precision(a.dtype, name),
+            k_is_contiguous and num_inner % tile.block_k == 0, name, _precision(a.dtype, name),
         )
     )  # fmt: skip
     num_m, num_n = ceil_div(num_rows, ready.tile.block_m), ceil_div(num_cols, ready.tile.block_n)

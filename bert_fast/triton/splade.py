@@ -35,7 +35,7 @@ from torch import Tensor
 
 from bert_fast.reference.splade import Splade
 from bert_fast.triton._cross_entropy_rows import _exp_of
-from bert_fast.triton._gemm import narrowed, precision
+from bert_fast.triton._gemm import _precision, narrowed
 from bert_fast.triton._launch import architecture, ceil_div, unit_stride
 from bert_fast.triton._launch_plan import launch_plan
 
@@ -284,7 +284,7 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
-        PRECISION=precision(x.dtype, architecture(x.device)),
+        PRECISION=_precision(x.dtype, architecture(x.device)),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,  # Horner's rule in logarithms
@@ -316,7 +316,7 @@ def splade_bwd(a: Splade, dy: Tensor, y: Tensor, tokens: Tensor, wants: Set[str]
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_k,
             BLOCK_H=tile.block_n,
-            PRECISION=precision(a.x.dtype, architecture(a.x.device)),
+            PRECISION=_precision(a.x.dtype, architecture(a.x.device)),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             enable_fp_fusion=True,
