@@ -1,4 +1,4 @@
-"""Cases of splade: texts of up to 256 tokens, the scores of BERT's words, their maxima over each text, all gradients."""
+"""Cases of splade: texts of up to 256 tokens, maxima of the scores of BERT's words over each, all gradients."""
 
 import itertools
 from collections.abc import Iterator
@@ -108,9 +108,7 @@ def aot_cases() -> Iterator[AotCase]:
     yield _aot_case(torch.bfloat16, "relu", is_training=False)
 
 
-def _aot_case(
-    dtype: torch.dtype, activation: str, hidden: int = bert.BASE.hidden, is_training: bool = True
-) -> AotCase:
+def _aot_case(dtype: torch.dtype, activation: str, hidden: int = bert.BASE.hidden, is_training: bool = True) -> AotCase:
     from bert_fast.triton import splade as family
 
     def launch() -> None:

@@ -15,6 +15,7 @@ counts as greater than all numbers. Saved for backward: x, weight, y and the tok
 Source: Formal et al. 2021 (arXiv:2109.10086), section 3.1; log1p twice: Geng et al. 2024 (arXiv:2504.14839).
 """
 
+import itertools
 from collections.abc import Set
 from typing import Annotated, NamedTuple
 
@@ -57,7 +58,7 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
     y = scores.new_zeros(a.num_texts, len(a.weight))
     tokens = torch.full_like(y, -1, dtype=torch.int32)
     ends = a.cu_seqlens.tolist()
-    for text, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for text, (start, end) in enumerate(itertools.pairwise(ends)):
         if start < end:
             top, token = scores[start:end].max(0)
             y[text] = activated(top, a.activation)

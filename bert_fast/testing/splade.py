@@ -18,9 +18,7 @@ def plain_splade(
     return torch.stack([part.max(0)[0] if len(part) else y.new_zeros(y.shape[1]) for part in y.split(lengths)])
 
 
-def chosen_splade(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, activation: str = "relu"
-) -> Tensor:
+def chosen_splade(x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, activation: str = "relu") -> Tensor:
     """y [B, V] by the scores of these tokens (int32 [B, V], -1 where y is 0), wherever maxima are."""
     top = _scores(x, weight, bias).gather(0, tokens.clamp(min=0).long())
     y = top.masked_fill(tokens < 0, 0.0).log1p()

@@ -9,6 +9,7 @@ that is nearly all zeros; products are left for short texts with many words.
 Elsewhere nothing is known without a device sync: chunks of a fixed number of tokens, products of dense matrices.
 """
 
+import itertools
 from collections.abc import Iterator, Set
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bert_fast.reference.precision import wide_dtype
-from bert_fast.reference.splade import Splade, activated, slope
+from bert_fast.reference.splade import Splade, slope
 from bert_fast.torch._gemm import cast, matmul, weight_gradient
 
 # Of the scores of a chunk. CPU: just below 2^25, where glibc's malloc stops keeping memory. Elsewhere products need
@@ -45,7 +46,7 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
 def _maxima_of_texts(a: Splade, top: Tensor, tokens: Tensor | None) -> None:
     """Fills top and tokens [B, V] with the greatest scores and whose they are; 0 for texts without tokens."""
     ends = a.cu_seqlens.tolist()
-    for text, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+    for text, (start, end) in enumerate(itertools.pairwise(ends)):
         if start == end:
             top[text] = 0
     for words in _blocks(len(a.weight)):
@@ -83,7 +84,8 @@ def _chunks(ends: list[int], bytes_per_row: int) -> Iterator[tuple[int, int, int
         start, length = ends[text], ends[text + 1] - ends[text]
         if length > most:
             step = -(-length // -(-length // most))
-            yield from ((first, min(first + step, ends[text + 1]), text) for first in range(start, ends[text + 1], step))
+            for first in range(start, ends[text + 1], step):
+                yield first, min(first + step, ends[text + 1]), text
             text += 1
             continue
         first = text
@@ -101,7 +103,7 @@ def _blocks(num_words: int) -> Iterator[slice]:
 
 def _maxima_of_chunks(a: Splade, top: Tensor, tokens: Tensor | None) -> None:
     """As `_maxima_of_texts`, without a device sync."""
-    weight, bias, starts = cast(a.weight, a.x.dtype).t(), None if a.bias is None else cast(a.bias, a.x.dtype), None
+    weight, bias = cast(a.weight, a.x.dtype).t(), None if a.bias is None else cast(a.bias, a.x.dtype)
     top.fill_(-torch.inf)
     step = max(1, _OTHER_CHUNK_BYTES // (weight.shape[1] * top.element_size()))
     for start in range(0, len(a.x), step):
@@ -115,7 +117,8 @@ def _maxima_of_chunks(a: Splade, top: Tensor, tokens: Tensor | None) -> None:
         best = value.index_select(0, _texts(a.cu_seqlens, start, len(scores)))
         has_it = (scores == best) | scores.isnan()
         candidates = torch.where(has_it, rows[:, None], len(scores))
-        token = torch.segment_reduce(candidates, "min", offsets=starts, unsafe=True).clamp(max=len(scores)).int() + start
+        token = torch.segment_reduce(candidates, "min", offsets=starts, unsafe=True)
+        token = token.clamp(max=len(scores)).int() + start
         is_greater = (value > top) | (value.isnan() & ~top.isnan())
         tokens.copy_(torch.where(is_greater, token, tokens))
         torch.maximum(top, value, out=top)
@@ -142,9 +145,7 @@ def splade_bwd(a: Splade, dy: Tensor, y: Tensor, tokens: Tensor, wants: Set[str]
     return made | _from_chunks(a, g, tokens, wants)
 
 
-def _from_pairs(
-    a: Splade, g: Tensor, tokens: Tensor, pairs: Tensor, number: int, wants: Set[str]
-) -> dict[str, Tensor]:
+def _from_pairs(a: Splade, g: Tensor, tokens: Tensor, pairs: Tensor, number: int, wants: Set[str]) -> dict[str, Tensor]:
     """Sums over pairs, in an order that the pairs alone decide; (text, word) is a pair where `pairs` [B, V]."""
     made = {}
     if "x" in wants:
@@ -165,9 +166,8 @@ def _sums(rows: Tensor, index: Tensor, offsets: Tensor, factors: Tensor) -> Tens
     """Sums of rows[index] * factors, of the places from each offset to the next."""
     if not len(index):
         return rows.new_zeros(len(offsets), rows.shape[1])
-    return F.embedding_bag(
-        index, rows.contiguous(), offsets, mode="sum", per_sample_weights=cast(factors, rows.dtype)
-    )  # fmt: skip
+    factors = cast(factors, rows.dtype)
+    return F.embedding_bag(index, rows.contiguous(), offsets, mode="sum", per_sample_weights=factors)
 
 
 def _from_chunks(a: Splade, g: Tensor, tokens: Tensor, wants: Set[str]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The op splade: every back-end, autograd's states, autocast, ties, what is not finite, messages."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -93,9 +94,7 @@ def test_back_ends_agree_with_fp64(
 
 @pytest.mark.parametrize("lengths", [[1], [20, 1, 1], [2] * 9, [0, 17, 0]], ids=lambda lengths: f"{lengths[0]}")
 @pytest.mark.parametrize("num_words", [1, 2, 300])
-def test_torch_back_end_in_several_chunks(
-    monkeypatch: pytest.MonkeyPatch, num_words: int, lengths: list[int]
-) -> None:
+def test_torch_back_end_in_several_chunks(monkeypatch: pytest.MonkeyPatch, num_words: int, lengths: list[int]) -> None:
     """Texts together, alone and in parts; words in pieces; gradients from pairs and from products."""
     module, inputs = module_of("torch"), leaves(lengths, num_words)
     for chunk_bytes, words in ((2**25, 2**15), (5 * num_words * 4, 2**15), (12 * 7, 7), (1, 1)):
@@ -135,7 +134,7 @@ def test_chunks_stay_within_their_memory_for_every_vocabulary() -> None:
     for num_words in (1, 1000, 30522, 119547, 250002):
         blocks = list(module._blocks(num_words))
         assert blocks[0].start == 0 and blocks[-1].stop == num_words
-        assert all(one.stop == other.start for one, other in zip(blocks, blocks[1:], strict=False))
+        assert all(one.stop == other.start for one, other in itertools.pairwise(blocks))
         width = max(block.stop - block.start for block in blocks)
         chunks = list(module._chunks(ends, width * 4))
         assert all((stop - start) * width * 4 <= module._CPU_CHUNK_BYTES for start, stop, _ in chunks)
