@@ -110,6 +110,7 @@ def aot_cases() -> Iterator[AotCase]:
 
 def _aot_case(dtype: torch.dtype, activation: str, hidden: int = bert.BASE.hidden, is_training: bool = True) -> AotCase:
     from bert_fast.triton import splade as family
+    from bert_fast.triton._launch import assumed_architecture
 
     def launch() -> None:
         x, weight = torch.zeros(2, hidden, dtype=dtype), torch.zeros(bert.VOCAB_SIZE, hidden, dtype=dtype)
@@ -119,7 +120,7 @@ def _aot_case(dtype: torch.dtype, activation: str, hidden: int = bert.BASE.hidde
         if tokens is not None:
             family.splade_bwd(a, y, y, tokens, {"x", "weight", "bias"})
 
-    forward, dx = family.FORWARD[dtype.itemsize], family.DX[dtype.itemsize]
+    forward, dx = family.forward_tile(dtype, assumed_architecture()), family.dx_tile(dtype)
     is_half = dtype != torch.float32
     kernels = {
         "_splade_fwd_kernel": KernelFacts(

@@ -36,7 +36,7 @@ from torch import Tensor
 from bert_fast.reference.splade import Splade
 from bert_fast.triton._cross_entropy_rows import _exp_of
 from bert_fast.triton._gemm import _precision, narrowed
-from bert_fast.triton._launch import architecture, ceil_div, unit_stride
+from bert_fast.triton._launch import architecture, ceil_div, kind_of, unit_stride
 from bert_fast.triton._launch_plan import launch_plan
 
 _GROUP_TOKENS = 256  # four tiles: a tile at a group's end is a third full on average, and W is read T / 256 times
@@ -54,11 +54,23 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# 64 rows are what four warps of sm_90 multiply at once; 64 x 128 accumulators and their bits are 128 registers a
-# thread. A step of 128 bytes along H; three stages of it are 73 KB, which every processor has room for.
-FORWARD = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 128, 32, 4, 3)}  # by bytes of an element
-DX = {2: Tile(64, 128, 64, 4, 3), 4: Tile(64, 64, 32, 4, 3)}  # block_n: columns; block_k: words
+# 64 rows are what four warps of sm_90 multiply at once; three steps of 128 bytes along the sum, 73 KB, fit everywhere.
+# fp32 is multiplied as three terms, whose registers eight warps share.
+_WIDE, _NARROW = Tile(64, 128, 64, 4, 3), Tile(64, 64, 64, 4, 3)
+_NARROW_FP32 = Tile(64, 64, 32, 8, 3)
 _DWEIGHT = Tile(0, 16, 256, 4, 1)  # 16 rows of x in flight, 512 bytes of each in half precision; block_k: columns
+
+
+def forward_tile(dtype: torch.dtype, architecture: str) -> Tile:
+    """Of scores: as wide as maxima leave registers for. On sm_100 a thread has whole rows, and more warps do not help."""
+    if kind_of(architecture) == "sm_100":
+        return _NARROW_FP32._replace(num_warps=4) if dtype == torch.float32 else _NARROW
+    return _NARROW_FP32 if dtype == torch.float32 else _WIDE
+
+
+def dx_tile(dtype: torch.dtype) -> Tile:
+    """Of dx; block_n: columns, block_k: words."""
+    return _NARROW_FP32 if dtype == torch.float32 else _WIDE
 
 
 @triton.jit
@@ -135,8 +147,6 @@ def _splade_fwd_kernel(
         bias = tl.load(bias_ptr + offs_n, mask=mask_n, other=0.0).to(tl.float32)
     offs_k = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + offs_n.to(tl.int64)[None, :] * weight_stride + offs_k[:, None]  # [BLOCK_K, BLOCK_N]
-    top = tl.zeros([BLOCK_N], tl.int32)  # bits of the text's maximum so far, and whose it is
-    token = tl.full([BLOCK_N], -1, tl.int32)
     for m in tl.range(start, stop, BLOCK_M):
         # 1. Scores of BLOCK_M tokens, [BLOCK_M, BLOCK_N].
         rows = m + tl.arange(0, BLOCK_M)
@@ -161,23 +171,24 @@ def _splade_fwd_kernel(
             here = tl.where(is_of_text, bits, 0)
             top_here = tl.max(here, 0)
             first = tl.min(tl.where(is_of_text & (here == top_here[None, :]), rows[:, None], _BEHIND), 0)
-            token = tl.where(top_here > top, first, token)
-            top = tl.maximum(top, top_here)
-            # 4. A text that ends here is done.
-            is_done = end <= end_of_tile
-            y = _log1p(top.to(tl.float32, bitcast=True))
+            # 4. Beside what the tiles before left of the text: in memory, where a thread has a word or two of it, not
+            # in registers, where the layout of products would give each thread a quarter of them.
+            offset = text.to(tl.int64) * n_words + offs_n
+            mask_before = offs_n < tl.where(tl.load(cu_seqlens_ptr + text) < m, n_words, 0)
+            before = tl.load(y_ptr + offset, mask=mask_before, other=0.0).to(tl.int32, bitcast=True)
+            if tokens_ptr is not None:
+                token = tl.load(tokens_ptr + offset, mask=mask_before, other=-1)
+                tl.store(tokens_ptr + offset, tl.where(top_here > before, first, token), mask=mask_n)
+            top = tl.maximum(top_here, before).to(tl.float32, bitcast=True)
+            # 5. A text that ends here is done.
+            y = _log1p(top)
             if TWICE:
                 y = _log1p(y)
-            offset = text.to(tl.int64) * n_words + offs_n
-            mask_y = offs_n < tl.where(is_done, n_words, 0)
-            tl.store(y_ptr + offset, y, mask=mask_y)
-            if tokens_ptr is not None:
-                tl.store(tokens_ptr + offset, token, mask=mask_y)
-            top = tl.where(is_done, 0, top)
-            token = tl.where(is_done, -1, token)
-            text += tl.where(is_done, 1, 0)
+            tl.store(y_ptr + offset, tl.where(end <= end_of_tile, y, top), mask=mask_n)
+            tl.debug_barrier()  # the next tile may read it in other threads
+            text += tl.where(end <= end_of_tile, 1, 0)
             at = tl.minimum(end, end_of_tile)
-    # 5. Texts without tokens behind the last tile.
+    # 6. Texts without tokens behind the last tile.
     while text < last_text:
         offset = text.to(tl.int64) * n_words + offs_n
         tl.store(y_ptr + offset, tl.zeros([BLOCK_N], tl.float32), mask=mask_n)
@@ -276,7 +287,8 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
     tokens = torch.empty_like(y, dtype=torch.int32) if a.wants_tokens else None
     if not a.num_texts:
         return y, tokens
-    tile, groups = FORWARD[x.element_size()], num_tokens // _GROUP_TOKENS + 1
+    name, groups = architecture(x.device), num_tokens // _GROUP_TOKENS + 1
+    tile = forward_tile(x.dtype, name)
     launch_plan(
         _splade_fwd_kernel,
         GROUP=_GROUP_TOKENS,
@@ -284,7 +296,7 @@ def splade_fwd(a: Splade) -> tuple[Tensor, Tensor | None]:
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
-        PRECISION=_precision(x.dtype, architecture(x.device)),
+        PRECISION=_precision(x.dtype, name),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,  # Horner's rule in logarithms
@@ -309,7 +321,7 @@ def splade_bwd(a: Splade, dy: Tensor, y: Tensor, tokens: Tensor, wants: Set[str]
     if "bias" in wants:
         made["bias"] = a.weight.new_empty(num_words)
     if "x" in made and made["x"].numel():
-        weight, tile = unit_stride(narrowed(a.weight, a.x)), DX[a.x.element_size()]
+        weight, tile = unit_stride(narrowed(a.weight, a.x)), dx_tile(a.x.dtype)
         launch_plan(
             _splade_bwd_dx_kernel,
             TWICE=twice,
