@@ -62,7 +62,7 @@ _DWEIGHT = Tile(0, 16, 256, 4, 1)  # 16 rows of x in flight, 512 bytes of each i
 
 
 def forward_tile(dtype: torch.dtype, architecture: str) -> Tile:
-    """Of scores: as wide as maxima leave registers for. On sm_100 a thread has whole rows, and more warps do not help."""
+    """Of scores: as wide as maxima leave registers for. On sm_100 a thread has whole rows."""
     if kind_of(architecture) == "sm_100":
         return _NARROW_FP32._replace(num_warps=4) if dtype == torch.float32 else _NARROW
     return _NARROW_FP32 if dtype == torch.float32 else _WIDE
