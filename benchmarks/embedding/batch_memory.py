@@ -49,7 +49,10 @@ def measure(shape: str, num_pairs: int) -> int:
 
 
 def peak() -> int:
-    """The most bytes of this program so far: what `getrusage` says on Linux is never less than that of the process which started it."""
+    """The most bytes of this program so far.
+
+    What `getrusage` says on Linux is never less than that of the process which started it.
+    """
     try:
         with open("/proc/self/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -69,7 +69,8 @@ def run_splade(shape: str, num_pairs: int, threads: int, rounds: int) -> dict[st
         with tempfile.TemporaryDirectory() as folder:
             models = {side: _model(bert.BY_NAME[shape], Path(folder)) for side in SIDES}
         bert_fast.fuse(models["bert_fast"])
-        features = [dict(models["theirs"].preprocess(list(column))) for column in zip(*pairs_of(num_pairs), strict=True)]
+        columns = map(list, zip(*pairs_of(num_pairs), strict=True))
+        features = [dict(models["theirs"].preprocess(column)) for column in columns]
         losses = {
             side: SpladeLoss(
                 model, SparseMultipleNegativesRankingLoss(model), document_regularizer_weight=3e-5,

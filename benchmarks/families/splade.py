@@ -27,11 +27,11 @@ def cases() -> Iterator[KernelCase]:
         yield _case(uses, num_tokens, size.hidden, words, torch.bfloat16)
     yield _case(Use.GPU, bert.TOKENS[1], bert.BASE.hidden, words, torch.bfloat16, longest=16)
     yield _case(Use.CPU, _MOST_TOKENS_ON_CPU, bert.BASE.hidden, words, torch.float32)
-    for longest in (7, 70):  # several texts to a tile, and several tiles to a text
-        yield _case(Use.SMALL, 80, 41, 203, torch.float32, longest=longest)
-        yield _case(Use.SMALL, 80, 40, 203, torch.float16, longest=longest)
-        yield _case(Use.SMALL, 80, 64, 128, torch.bfloat16, longest=longest)
-    yield _case(Use.SMALL, 80, 41, 203, torch.float32, longest=30, activation="log1p_relu")
+    # Several texts to a tile, several tiles to a text; widths that are no multiple of anything.
+    yield _case(Use.SMALL, bert.FEW_ROWS, 41, 67, torch.float32, longest=7)
+    yield _case(Use.SMALL, 80, 40, 131, torch.float16, longest=70)
+    yield _case(Use.SMALL, 70, 64, 64, torch.bfloat16, longest=70)
+    yield _case(Use.SMALL, bert.FEW_ROWS, 33, 35, torch.float32, longest=30, activation="log1p_relu")
 
 
 def _case(

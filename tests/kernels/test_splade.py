@@ -9,6 +9,7 @@ from bert_fast.reference import splade as reference
 from bert_fast.reference.splade import ACTIVATIONS, Splade
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.splade import chosen_splade, plain_splade
+from bert_fast.testing.traffic import assert_traffic, traffic
 from tests.wants import parametrize_wants
 
 pytestmark = [
@@ -87,9 +88,44 @@ def test_widths_and_activations(kernels, hidden_size: int, has_bias: bool, activ
     check(kernels, a if has_bias else a._replace(bias=None))
 
 
-@pytest.mark.parametrize("parameter_dtype", [torch.float16, torch.float32])
-def test_half_precision(kernels, parameter_dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    check(kernels, make([5, 70, 2], 37, 40, torch.float16, parameter_dtype))
+@pytest.mark.parametrize(
+    ("dtype", "parameter_dtype"),
+    [(torch.float16, torch.float16), (torch.float16, torch.float32), (torch.float32, torch.float32)],
+)
+def test_dtypes(kernels, dtype: torch.dtype, parameter_dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    check(kernels, make([5, 70, 2], 37, 40, dtype, parameter_dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_bytes(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Texts of one tile, so that nothing of theirs is read again; what a block of words reads twice is cached."""
+    a = make([5, 40, 0, 2], 70, 40, dtype)
+    with traffic() as forward:
+        y, tokens = kernels.splade_fwd(a)
+    ends, e = a.cu_seqlens, dtype.itemsize
+    floor = a.x.nbytes + a.weight.nbytes + a.bias.nbytes + ends.nbytes + y.nbytes + tokens.nbytes
+    assert_traffic(forward, floor, cached=[a.x, a.weight, a.bias, ends])
+    assert forward.times_stored(y) == forward.times_stored(tokens) == {1}
+    dy, pairs = torch.randn_like(y), int((tokens >= 0).sum())
+    with traffic() as dx:
+        made = kernels.splade_bwd(a, dy, y, tokens, {"x"})
+    of_texts = tokens[ends.diff() > 0].nbytes + 8 * pairs  # nothing is read of a text without tokens
+    floor = of_texts + a.weight.nbytes + ends.nbytes + made["x"].nbytes
+    assert_traffic(dx, floor, cached=[a.weight, ends, dy, y, tokens])
+    assert dx.times_stored(made["x"]) == {1}
+    with traffic() as others:
+        made = kernels.splade_bwd(a, dy, y, tokens, {"weight", "bias"})
+    floor = tokens.nbytes + 8 * pairs + pairs * a.x.shape[1] * e + made["weight"].nbytes + made["bias"].nbytes
+    assert_traffic(others, floor)
+
+
+def test_two_runs_repeat_each_other_bit_for_bit(kernels) -> None:  # type: ignore[no-untyped-def]
+    a = make([5, 70, 2], 37)
+    runs = []
+    for _ in range(2):
+        y, tokens = kernels.splade_fwd(a)
+        runs.append([y, tokens, *kernels.splade_bwd(a, y, y, tokens, {*NAMES}).values()])
+    assert all(map(torch.equal, *runs))
 
 
 def test_rows_that_lie_apart_and_transposed(kernels) -> None:  # type: ignore[no-untyped-def]
