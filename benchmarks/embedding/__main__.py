@@ -22,7 +22,6 @@ EMBEDDING_JOBS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contrastive/minilm/32x8/1": partial(run_contrastive, 32, 8, 1),
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: run_memory(shape) for shape in SIZES},
     "splade/minilm/16/1": partial(run_splade, "minilm", 16, 1),
-    "splade/base6/8/1": partial(run_splade, "base6", 8, 1),
     "splade_memory/base": lambda rounds: run_splade_memory(),
 }
 

@@ -9,7 +9,7 @@ from benchmarks.kit.results import ROOT
 PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
-SPLADE = ("splade/minilm/16/1", "splade/base6/8/1")
+SPLADE = ("splade/minilm/16/1",)
 SPLADE_MEMORY = ("splade_memory/base",)
 
 
