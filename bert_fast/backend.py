@@ -185,6 +185,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "qkv_projection"),
         _implementation("reference", "qkv_projection"),
     ),
+    "splade": (
+        _implementation("triton", "splade", _triton_reasons),
+        _implementation("torch", "splade"),
+        _implementation("reference", "splade"),
+    ),
 }
 
 

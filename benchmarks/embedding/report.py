@@ -9,18 +9,22 @@ from benchmarks.kit.results import ROOT
 PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
+SPLADE = ("splade/minilm/16/1",)
+SPLADE_MEMORY = ("splade_memory/base",)
 
 
 def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
-    known = {*STEPS, *MEMORY}
+    known = {*STEPS, *MEMORY, *SPLADE, *SPLADE_MEMORY}
     return {line["case"]: line for line in lines if line.get("case") in known}
 
 
-def _goal(title: str, bound: float, value: Callable[[Line], float], is_upper: bool = False) -> Goal:
+def _goal(
+    title: str, bound: float, value: Callable[[Line], float], is_upper: bool = False, cases: Sequence[str] = STEPS
+) -> Goal:
     def figures(lines: Sequence[Line]) -> Iterator[Figure]:
         found = newest(lines)
-        for case in STEPS:
+        for case in cases:
             yield Figure(case, value(found[case]) if case in found else None)
 
     return Goal(f"embedding, CPU: {title}", bound, figures, "cpu", is_upper)
@@ -31,6 +35,8 @@ _THEIRS = "a cached step over sentence-transformers', times fill"
 EMBEDDING_GOALS = (
     _goal(_CACHED, 1.35, lambda r: r["cached_over_whole"], is_upper=True),
     _goal(_THEIRS, 0.9, lambda r: r["cached_ratio"] * r["fill"]),
+    _goal("a step of SPLADE over sentence-transformers'", 2.0, lambda r: r["ratio"], cases=SPLADE),
+    _goal("SPLADE's memory of theirs", 0.2, lambda r: r["share"], is_upper=True, cases=SPLADE_MEMORY),
 )
 
 
@@ -40,6 +46,8 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
     rows = {
         "steps": [row for case in STEPS if case in found for row in _steps(found[case])],
         "memory": [row for case in MEMORY if case in found for row in _memory(found[case])],
+        "splade": [_splade(found[case]) for case in SPLADE if case in found],
+        "splade memory": [_splade_memory(found[case]) for case in SPLADE_MEMORY if case in found],
     }
     return {name: table(_HEADERS[name], some) if some else NOTHING for name, some in rows.items()}
 
@@ -47,6 +55,8 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
 _HEADERS = {
     "steps": ("pairs, 32 in parts of 8", "bert_fast, CPU s", "sentence-transformers, CPU s", "ratio (0.9 / fill)"),
     "memory": ("model", "pairs", "bytes beyond a part", "a matrix of scores"),
+    "splade": ("model", "pairs", "fill", "fused, CPU s", "untouched, CPU s", "ratio"),
+    "splade memory": ("texts", "fused", "untouched", "share"),
 }  # fmt: skip
 
 
@@ -64,6 +74,16 @@ def _memory(r: Line) -> Iterator[tuple[str, ...]]:
     yield shape, f"{pairs:,}", _megabytes(size), _megabytes(4 * pairs**2)
     large = r["large_pairs"], r["large_bytes"], r["large_matrix_bytes"]
     yield shape, f"{large[0]:,}, by a line", _megabytes(large[1]), _megabytes(large[2])
+
+
+def _splade(r: Line) -> tuple[str, ...]:
+    seconds = (f"{r[f'{side}_cpu_s']:.2f}" for side in ("bert_fast", "theirs"))
+    return r["case"].split("/")[1], str(r["pairs"]), f"{r['fill']:.2f}", *seconds, f"**{r['ratio']:.2f}x**"
+
+
+def _splade_memory(r: Line) -> tuple[str, ...]:
+    sizes = (_megabytes(r[f"{side}_bytes"]) for side in ("bert_fast", "theirs"))
+    return f"{r['texts']} of {r['length']} tokens", *sizes, f"{r['share']:.1%}"
 
 
 def _megabytes(size: float) -> str:

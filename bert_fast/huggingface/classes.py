@@ -146,6 +146,7 @@ def around() -> dict[type, type]:
     return {
         library.SentenceTransformer: models.FusedSentenceTransformer,
         library.CrossEncoder: models.FusedCrossEncoder,
+        library.SparseEncoder: models.FusedSparseEncoder,
     }
 
 

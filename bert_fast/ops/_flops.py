@@ -103,6 +103,10 @@ def _linear_cross_entropy_fwd(a: Any) -> int:
     return 2 * a.x.shape[0] * a.weight.numel() * (1 + a.wants_dx + a.wants_dweight)
 
 
+def _splade_bwd(a: Any) -> int:
+    return 2 * a.x.shape[0] * a.weight.numel() * (a.wants_dx + a.wants_dweight)
+
+
 def _encoder_layer_fwd(a: Any) -> int:
     tokens, queries, width = a.x.shape[0], a.coords_q.shape[0], a.query_weight.numel()
     projection = tokens * (a.key_weight.numel() + a.value_weight.numel()) + queries * width
@@ -144,6 +148,8 @@ FORMULAS: dict[str, Callable[[Any], int]] = {
     "mlp_fwd": _mlp_fwd,
     "qkv_projection_bwd": _qkv_projection_bwd,
     "qkv_projection_fwd": _qkv_projection_fwd,
+    "splade_bwd": _splade_bwd,
+    "splade_fwd": _linear_fwd,
 }
 
 

@@ -98,7 +98,7 @@ def empty_like_lines(lines: Mapping[str, Line], given: Mapping[str, Any], names:
         sizes = zip(lines[name].sizes, tensor.shape, strict=True)
         found |= {size.name: actual for size, actual in sizes if size.name and size.times == 1}
     lead = next(t for name, t in tensors.items() if lines[name].kind == "x")
-    dtypes = {"x": lead.dtype, "s": wide_dtype(lead.dtype)}
+    dtypes = {"x": lead.dtype, "s": wide_dtype(lead.dtype), "int32": torch.int32}
     dtypes |= {"p": next((t.dtype for name, t in tensors.items() if lines[name].kind == "p"), lead.dtype)}
     return {
         name: tensors[name].new_empty(tensors[name].shape)

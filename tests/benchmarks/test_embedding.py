@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embedding import batch_memory, contrastive, on_device, report
+from benchmarks.embedding import batch_memory, contrastive, on_device, report, splade
 from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
@@ -80,7 +80,14 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
         "goal": 1.8,
     }  # fmt: skip
     memory = {"case": "batch_memory/tiny", "pairs": [1024, 2048], "bytes": [10**7, 3 * 10**7]}
-    return [steps | {"cached_ratio": 9.0}, steps, memory | batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])]
+    sparse = {
+        "case": "splade/minilm/16/1", "pairs": 16, "fill": 0.5, "bert_fast_cpu_s": 2.0, "theirs_cpu_s": 4.5, "ratio": 2.25
+    }  # fmt: skip
+    sizes = {"texts": 32, "length": 256, "bert_fast_bytes": 2 * 10**8, "theirs_bytes": 5 * 10**9, "share": 0.04}
+    return [
+        steps | {"cached_ratio": 9.0}, steps, memory | batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7]),
+        sparse, {"case": "splade_memory/base", **sizes},
+    ]  # fmt: skip
 
 
 def test_goals_of_the_cpu() -> None:
@@ -90,8 +97,12 @@ def test_goals_of_the_cpu() -> None:
         for figure in goal.figures(lines_of_a_cpu())
         if figure.value is not None
     ]
-    assert found == [("contrastive/minilm/32x8/1", "1.33x", True), ("contrastive/minilm/32x8/1", "0.75x", False)]
-    assert {*report.STEPS, *report.MEMORY} == set(EMBEDDING_JOBS), "what is shown is what is measured"
+    assert found == [
+        ("contrastive/minilm/32x8/1", "1.33x", True), ("contrastive/minilm/32x8/1", "0.75x", False),
+        ("splade/minilm/16/1", "2.25x", True), ("splade_memory/base", "0.04x", True),
+    ]  # fmt: skip
+    shown = {*report.STEPS, *report.MEMORY, *report.SPLADE, *report.SPLADE_MEMORY}
+    assert shown == set(EMBEDDING_JOBS), "what is shown is what is measured"
 
 
 def test_tables_of_the_newest_figures() -> None:
@@ -101,6 +112,8 @@ def test_tables_of_the_newest_figures() -> None:
     assert "| tiny | 2,048 | 30 MB | 17 MB |" in made["memory"]
     # 20 MB for 1,024 pairs more, 63,488 of them beyond 30 MB.
     assert "| tiny | 65,536, by a line | 1,270 MB | 17,180 MB |" in made["memory"]
+    assert "| minilm | 16 | 0.50 | 2.00 | 4.50 | **2.25x** |" in made["splade"]
+    assert "| 32 of 256 tokens | 200 MB | 5,000 MB | 4.0% |" in made["splade memory"]
     assert set(report.tables([]).values()) == {"Nothing is stored."}
 
 
@@ -121,6 +134,19 @@ def test_steps_of_both_sides_are_the_same_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(contrastive, "in_batch", lambda made: made.square().mean() * 99)
     with pytest.raises(RuntimeError, match="losses differ"):
         contrastive.run_contrastive(3, 2, 1, 1)
+
+
+def test_steps_of_splade_are_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="the package sentence-transformers is not installed")
+    try:
+        result = splade.run_splade("tiny", 3, 1, 1)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    assert result["pairs"] == 3 and 0 < result["fill"] < 1
+    assert all(result[f"{side}_cpu_s"] > 0 for side in splade.SIDES)
+    monkeypatch.setattr("bert_fast.models.heads.splade", lambda *given, **options: given[0].new_ones(3, 30522))
+    with pytest.raises(RuntimeError, match="losses differ"):
+        splade.run_splade("tiny", 3, 1, 1)
 
 
 def test_memory_does_not_grow_with_the_square() -> None:

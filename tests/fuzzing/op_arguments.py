@@ -126,6 +126,17 @@ def _qkv_projection(d: Tensors) -> Arguments:
     return arguments
 
 
+def _splade(d: Tensors) -> Arguments:
+    cu_seqlens, _, lengths = d.offsets()
+    columns = d.size()
+    return {
+        "x": d.normal(sum(lengths), columns),
+        **_parameters(d, d.size(), columns),
+        "cu_seqlens": cu_seqlens,
+        "activation": d.rng.choice(("relu", "log1p_relu")),
+    }
+
+
 def _dropout_op(d: Tensors) -> Arguments:
     _, _, lengths = d.offsets()
     names = {"dropout_p": 0.0, "seed": None, "coords": None, "site": 0}
@@ -294,6 +305,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Tensors], Arguments]]] = {
     "linear_gelu": (ops.linear_gelu, _linear_gelu),
     "mlp": (ops.mlp, _mlp),
     "qkv_projection": (ops.qkv_projection, _qkv_projection),
+    "splade": (ops.splade, _splade),
 }
 # They overwrite their arguments.
 STEPS = {"adamw_step": (ops.adamw_step, _step), "lamb_step": (ops.lamb_step, _lamb_step)}

@@ -138,6 +138,10 @@ def linear_cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), labels
 
 
+def splade_arguments(tokens: int) -> tuple[Any, ...]:
+    return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), torch.tensor([0, 2, 2, tokens], dtype=torch.int32)
+
+
 def step(function: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
     """An optimizer step as a function of its tensors: what it overwrites is what it returns."""
 
@@ -234,6 +238,11 @@ SAMPLES = {
     ),
     "qkv_projection: without biases": Sample(
         lambda x, wq, wk, wv: ops.qkv_projection(x, wq, None, wk, None, wv, None), rows(*[(8, COLUMNS)] * 3)
+    ),
+    "splade": Sample(lambda *arguments: ops.splade(*arguments), splade_arguments),
+    "splade: without bias, log1p twice": Sample(
+        lambda x, weight, _, cu_seqlens: ops.splade(x, weight, None, cu_seqlens, activation="log1p_relu"),
+        lambda tokens: (*splade_arguments(tokens)[:2], None, splade_arguments(tokens)[3]),
     ),
 }  # fmt: skip
 
