@@ -11,7 +11,6 @@
     time       bert_fast, eager and compiled in turn, cases of all families that verified green only
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
-    tiles      attention's tiles and alternatives in turn
     profile    where the device's time of training steps goes: kernels by name, launches, gaps
     steps      whole steps of pre-training against transformers', with MFU
     finetune   whole steps of fine-tuning against transformers' and flash attention on flattened inputs
@@ -46,7 +45,7 @@ from benchmarks.gpu.sanitizer import THROUGH
 from benchmarks.gpu.smoke import GREEN, WHOLE
 from benchmarks.gpu.summary import shown
 from benchmarks.gpu.whole import whole_cases
-from benchmarks.kernels import attention_tiles, timing
+from benchmarks.kernels import timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
@@ -295,15 +294,6 @@ def gemm(job: Job, products: Iterable[Product] | None = None) -> bool:
     return job.each(products, "gemm", lambda one: gemm_tuning.time_product(one, job.device, rounds, is_specialized))
 
 
-def tiles(job: Job) -> bool:
-    """Times each candidate of attention's tiles."""
-    if not any(line["ok"] for line in job.stored("verify") if line["family"] == "attention"):
-        say("no case of attention verified green in this run: not timed")
-        return True
-    groups = attention_tiles.GROUPS
-    return job.each(groups, "tiles", lambda group: attention_tiles.time_group(group, job.device))
-
-
 def steps(job: Job) -> bool:
     """Times whole training steps; family: "compiled" for transformers' under torch.compile, "" for all others."""
     cases, options = _cases_of(step_cases, job), _options(job, 8)
@@ -362,8 +352,8 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[Job], bool]] = {
     part.__name__.rstrip("_"): part
     for part in (
-        smoke, sanitized, prepare, ceilings, verify, compile_, time_, peers, gemm, tiles, profile, steps, finetune,
-        embedding, runs,
+        smoke, sanitized, prepare, ceilings, verify, compile_, time_, peers, gemm, profile, steps, finetune, embedding,
+        runs,
     )
 }  # fmt: skip
 
