@@ -117,7 +117,7 @@ release-notes: python
 	@cat build/release_notes.md
 
 clean:
-	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
+	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis bert_fast.egg-info
 	rm -f bert_fast/_native*.so
 	find bert_fast benchmarks tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -263,7 +263,7 @@ def _launched_by_case(job: Job) -> dict[str, dict[str, str]]:
 def _most_telling_first(job: Job, cases: Iterable[KernelCase]) -> list[KernelCase]:
     """Every kernel, then every family, as early as possible: should time run out, variations are missing.
 
-    Families take turns, each with 16,384 tokens, the size that goals are set for, first. In that order come the cases
+    Families take turns, each with 16,384 tokens, the size that pages show, first. In that order come the cases
     that launch a kernel which none before them launches, and then the others.
     """
     by_family: dict[str, list[KernelCase]] = {}

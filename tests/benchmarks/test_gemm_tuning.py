@@ -16,6 +16,7 @@ from benchmarks.gemm_tuning import table as gemm_table
 from benchmarks.gemm_tuning import timing as gemm_tuning
 from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, Product
 from benchmarks.gpu import parts
+from benchmarks.gpu.summary import _products
 from benchmarks.kernels import timing as kernels
 from bert_fast.triton import _gemm_tiles
 from bert_fast.triton._gemm_tiles import Tile, row_major
@@ -170,6 +171,15 @@ def choices(*lines: dict[str, Any]) -> dict[tuple[Any, ...], Any]:
 
 
 UP = ("activation", 16384, 3072, 768)
+
+
+def test_a_run_ends_with_the_fastest_tile_beside_the_library() -> None:
+    timed = [line(None, 100.0), line(FAST, 200.0), line(SLOW, 111.0)]
+    failed = {"tile": {}, "error": "wrong"}
+    assert _products([*timed, failed]) == [
+        "matrix products: 1 with a tile of ours, 0.90x the library (median), 0 faster", "  1 tiles: wrong"
+    ]  # fmt: skip
+    assert _products([]) == []
 
 
 def test_the_fastest_counts_unless_noise_made_it_so() -> None:
