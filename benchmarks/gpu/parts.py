@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks.gemm_tuning import timing as gemm_tuning
-from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Product
+from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS
 from benchmarks.gpu import checks
 from benchmarks.gpu.ahead import calls
 from benchmarks.gpu.run import Run, is_dry
@@ -281,16 +281,16 @@ def _most_telling_first(job: Job, cases: Iterable[KernelCase]) -> list[KernelCas
     return with_a_new_kernel + others
 
 
-def gemm(job: Job, products: Iterable[Product] | None = None) -> bool:
+def gemm(job: Job) -> bool:
     """Times matrix products: the library, and each tile.
 
     family: "specialized" for the tiles that have warps of their own for loads, "" for all others. Those are the
     likeliest to hang, which would cost all that follows in the same process: so the others come first, in another.
     """
     is_specialized, rounds = job.family == "specialized", job.run.rounds or gemm_tuning.ROUNDS
-    products = products or (SMALL_PRODUCTS if job.is_small else PRODUCTS)
+    products = SMALL_PRODUCTS if job.is_small else PRODUCTS
     if is_specialized:
-        products = [product for product in products if gemm_tuning.tiles_for(product, job.device, True)]
+        products = tuple(product for product in products if gemm_tuning.tiles_for(product, job.device, True))
     return job.each(products, "gemm", lambda one: gemm_tuning.time_product(one, job.device, rounds, is_specialized))
 
 

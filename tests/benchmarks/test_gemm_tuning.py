@@ -264,11 +264,3 @@ def test_the_part_records_lines_and_what_it_left_out(
     (left_out,) = cpu_run.lines("skipped")
     assert (left_out["part"], left_out["reason"]) == ("gemm", "OutOfMemoryError: tried to allocate 80 GiB")
     assert gemm_table.table(lines, _gemm_tiles.source_hash()) is None
-
-
-def test_the_command_lists_products_and_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list", "--only", "base up activation"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == len(products.TOKENS) and shown[0] == "base up activation nt 16384x3072x768 bf16"
-    if not torch.cuda.is_available():
-        assert command.main([]) == 1
