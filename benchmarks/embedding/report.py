@@ -1,12 +1,11 @@
-"""Stored results of embedding models on a CPU, as the tables of the page on embeddings."""
+"""Stored results of embedding models on a CPU: their goals, and the tables of the page on embeddings."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.kit.goal import Figure, Goal, Line
 from benchmarks.kit.markdown import NOTHING, table
 from benchmarks.kit.results import ROOT
 
-Line = dict[str, Any]
 PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
@@ -16,6 +15,23 @@ def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
     known = {*STEPS, *MEMORY}
     return {line["case"]: line for line in lines if line.get("case") in known}
+
+
+def _goal(title: str, bound: float, value: Callable[[Line], float], is_upper: bool = False) -> Goal:
+    def figures(lines: Sequence[Line]) -> Iterator[Figure]:
+        found = newest(lines)
+        for case in STEPS:
+            yield Figure(case, value(found[case]) if case in found else None)
+
+    return Goal(f"embedding, CPU: {title}", bound, figures, "cpu", is_upper)
+
+
+_CACHED = "a cached step over one at once"
+_THEIRS = "a cached step over sentence-transformers', times fill"
+EMBEDDING_GOALS = (
+    _goal(_CACHED, 1.35, lambda r: r["cached_over_whole"], is_upper=True),
+    _goal(_THEIRS, 0.9, lambda r: r["cached_ratio"] * r["fill"]),
+)
 
 
 def tables(lines: Sequence[Line]) -> dict[str, str]:

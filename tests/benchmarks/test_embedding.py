@@ -83,8 +83,15 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
     return [steps | {"cached_ratio": 9.0}, steps, memory | batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])]
 
 
-def test_what_is_shown_is_what_is_measured() -> None:
-    assert {*report.STEPS, *report.MEMORY} == set(EMBEDDING_JOBS)
+def test_goals_of_the_cpu() -> None:
+    found = [
+        (figure.what, goal.shown(figure.value), goal.is_met(figure.value))
+        for goal in report.EMBEDDING_GOALS
+        for figure in goal.figures(lines_of_a_cpu())
+        if figure.value is not None
+    ]
+    assert found == [("contrastive/minilm/32x8/1", "1.33x", True), ("contrastive/minilm/32x8/1", "0.75x", False)]
+    assert {*report.STEPS, *report.MEMORY} == set(EMBEDDING_JOBS), "what is shown is what is measured"
 
 
 def test_tables_of_the_newest_figures() -> None:
