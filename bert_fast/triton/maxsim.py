@@ -25,9 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bert_fast.env import SETTINGS
 from bert_fast.reference.maxsim import EMPTY, Maxsim
-from bert_fast.triton._launch import ceil_div, unit_stride
+from bert_fast.triton._gemm import _precision
+from bert_fast.triton._launch import architecture, ceil_div, unit_stride
 from bert_fast.triton._launch_plan import launch_plan
 
 # 128 tokens of queries (four queries of 32) times 64 of a document: maxima, tile numbers and similarities are 3 x 64
@@ -216,12 +216,6 @@ def _maxsim_bwd_ddocuments_kernel(
         tl.store(ddocuments_ptr + offsets, ddocuments, mask=(offs_n < end)[:, None] & (offs_h < H)[None, :])
 
 
-def _precision(dtype: torch.dtype) -> str:
-    """How products are made: those of fp32 in TF32 where the user allows it to PyTorch."""
-    is_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 and not SETTINGS.triton_interpret
-    return "tf32" if is_tf32 else "ieee"
-
-
 def block_columns(hidden_size: int) -> int:
     """Columns of a tile: a power of two from 16, the least of a product, to 128."""
     return min(_MOST_COLUMNS, max(16, 1 << (hidden_size - 1).bit_length())) if hidden_size else 16
@@ -249,7 +243,7 @@ def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
             BLOCK_M=block_m,
             BLOCK_N=_BLOCK_N,
             BLOCK_H=block_columns(hidden_size),
-            PRECISION=_precision(queries.dtype),
+            PRECISION=_precision(queries.dtype, architecture(queries.device)),
             num_warps=_FWD_WARPS,
             num_stages=_FWD_STAGES,
         )(
@@ -273,7 +267,7 @@ def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
 
 def maxsim_bwd(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> dict[str, Tensor]:
     """Gradients by name, as `reference.maxsim`; for that of documents queries must be finite."""
-    queries, documents, dscores, chosen = unit_stride(a.queries), unit_stride(a.documents), dscores, chosen
+    queries, documents = unit_stride(a.queries), unit_stride(a.documents)
     dscores, chosen = dscores.contiguous(), chosen.contiguous()
     num_tokens, hidden_size = queries.shape
     num_documents, block_h = len(chosen), block_columns(hidden_size)
@@ -307,7 +301,7 @@ def maxsim_bwd(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> d
                 BLOCK_N=_DDOCUMENTS_N,
                 BLOCK_M=_DDOCUMENTS_M,
                 BLOCK_H=block_h,
-                PRECISION=_precision(queries.dtype),
+                PRECISION=_precision(queries.dtype, architecture(queries.device)),
                 num_warps=_DDOCUMENTS_WARPS,
             )(
                 (ceil_div(a.max_seqlen_d, _DDOCUMENTS_N) * num_parts, num_documents),
