@@ -245,6 +245,7 @@ def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
             BLOCK_H=block_columns(hidden_size),
             PRECISION=_precision(queries.dtype, architecture(queries.device)),
             num_warps=_FWD_WARPS,
+            enable_fp_fusion=True,
             num_stages=_FWD_STAGES,
         )(
             (ceil_div(num_tokens, block_m), num_documents),
@@ -257,6 +258,7 @@ def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
             BLOCK_D=_SUM_DOCUMENTS,
             BLOCK_M=_SUM_TOKENS,
             num_warps=_SUM_WARPS,
+            enable_fp_fusion=True,
         )(
             (num_queries, ceil_div(num_documents, _SUM_DOCUMENTS)),
             (best, cu_seqlens_q, cu_seqlens_d, scores),
@@ -303,6 +305,7 @@ def maxsim_bwd(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> d
                 BLOCK_H=block_h,
                 PRECISION=_precision(queries.dtype, architecture(queries.device)),
                 num_warps=_DDOCUMENTS_WARPS,
+                enable_fp_fusion=True,
             )(
                 (ceil_div(a.max_seqlen_d, _DDOCUMENTS_N) * num_parts, num_documents),
                 (dscores, owners, chosen, queries, a.cu_seqlens_d.contiguous(), made["documents"]),
