@@ -1,6 +1,6 @@
-"""Measures embedding models on a CPU: contrastive steps beside sentence-transformers, memory of large batches.
+"""Measures embedding models on a CPU: contrastive steps and late interaction beside sentence-transformers, memory.
 
-python -m benchmarks.embedding                     both; appends to results/cpu.jsonl, as `benchmarks.run` does
+python -m benchmarks.embedding                     all; appends to results/cpu.jsonl, as `benchmarks.run` does
 python -m benchmarks.embedding --tables [--write]  the tables of docs/embeddings.md; --write puts them there
 """
 
@@ -13,12 +13,14 @@ from typing import Any
 from benchmarks.embedding import report
 from benchmarks.embedding.batch_memory import SIZES, run_memory
 from benchmarks.embedding.contrastive import run_contrastive
+from benchmarks.embedding.late_interaction import run_late_interaction
 from benchmarks.kit.results import RESULTS, read_lines
 from benchmarks.kit.study import Job, Line, Study
 
 # Name -> function of the number of rounds.
 EMBEDDING_JOBS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contrastive/minilm/32x8/1": partial(run_contrastive, 32, 8, 1),
+    **{f"late_interaction/{size}": partial(run_late_interaction, size) for size in (32, 128)},
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: run_memory(shape) for shape in SIZES},
 }
 
