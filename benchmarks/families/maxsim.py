@@ -80,7 +80,7 @@ def aot_cases() -> Iterator[AotCase]:
     """All kernels, for ColBERT's vectors; for some of several tiles, the last of them not full."""
     for dtype in bert.DTYPES:
         yield _aot_case(_VECTOR, dtype)
-    for vector_size, dtype in ((96, torch.bfloat16), (768, torch.bfloat16), (200, torch.float32)):
+    for vector_size, dtype in ((96, torch.bfloat16), (768, torch.bfloat16), (256, torch.float32)):
         yield _aot_case(vector_size, dtype)
 
 
@@ -95,7 +95,7 @@ def _aot_case(vector_size: int, dtype: torch.dtype) -> AotCase:
 
     is_half = dtype != torch.float32
     forward = KernelFacts(
-        family.block_queries(dtype) * family._BLOCK_N, multiply_adds=vector_size, needs_warpgroup_products=is_half
+        family.forward_tile(vector_size, dtype)[0] * family._BLOCK_N, multiply_adds=vector_size, needs_warpgroup_products=is_half
     )
     kernels = {"_maxsim_fwd_kernel": forward}
     kernels["_maxsim_bwd_ddocuments_kernel"] = KernelFacts(needs_warpgroup_products=is_half)

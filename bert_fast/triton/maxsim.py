@@ -35,9 +35,12 @@ from bert_fast.triton._launch_plan import launch_plan
 _BLOCK_M, _BLOCK_M_FP32, _BLOCK_N = 128, 64, 64
 _FWD_WARPS, _FWD_STAGES = 8, 2
 _MOST_COLUMNS = 128  # of H at a time
+# Of several steps along H: 48 KB of shared memory in two stages. fp32 as three terms of TF32 takes registers for each.
+_FWD_STEP, _FWD_STEP_FP32 = 64, 32
 _SUM_DOCUMENTS, _SUM_TOKENS, _SUM_WARPS = 16, 64, 4
 _GATHER_TOKENS, _GATHER_DOCUMENTS, _GATHER_WARPS = 4, 8, 4  # 32 rows in flight, 32 elements of each thread
 _DDOCUMENTS_N, _DDOCUMENTS_M, _DDOCUMENTS_WARPS = 64, 64, 4
+_DDOCUMENTS_FP32, _DDOCUMENTS_COLUMNS_FP32 = 32, 64  # tokens of both; half as many columns
 
 _EMPTY = tl.constexpr(EMPTY)
 
@@ -78,7 +81,8 @@ def _maxsim_fwd_kernel(
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < n_queries_tokens
     offs_n = tl.arange(0, BLOCK_N)
-    q = _columns(queries_ptr, offs_m, queries_stride, mask_m, 0, H, BLOCK_H)  # [BLOCK_M, BLOCK_H]
+    if H <= BLOCK_H:
+        q = _columns(queries_ptr, offs_m, queries_stride, mask_m, 0, H, BLOCK_H)  # [BLOCK_M, BLOCK_H]
 
     # 2. The maximum of every place over the tiles of the document, [BLOCK_M, BLOCK_N].
     best = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
@@ -86,12 +90,15 @@ def _maxsim_fwd_kernel(
     for start in tl.range(first, end, BLOCK_N):
         tokens = start + offs_n
         mask_n = tokens < end
-        d = _columns(documents_ptr, tokens, documents_stride, mask_n, 0, H, BLOCK_H)  # [BLOCK_N, BLOCK_H]
-        similarities = tl.dot(q, tl.trans(d), input_precision=PRECISION)
-        for column in tl.static_range(BLOCK_H, H, BLOCK_H):
-            more_q = _columns(queries_ptr, offs_m, queries_stride, mask_m, column, H, BLOCK_H)
-            more_d = _columns(documents_ptr, tokens, documents_stride, mask_n, column, H, BLOCK_H)
-            similarities = tl.dot(more_q, tl.trans(more_d), similarities, input_precision=PRECISION)
+        if H <= BLOCK_H:
+            d = _columns(documents_ptr, tokens, documents_stride, mask_n, 0, H, BLOCK_H)  # [BLOCK_N, BLOCK_H]
+            similarities = tl.dot(q, tl.trans(d), input_precision=PRECISION)
+        else:
+            similarities = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for column in tl.range(0, H, BLOCK_H):
+                q_part = _columns(queries_ptr, offs_m, queries_stride, mask_m, column, H, BLOCK_H)
+                d_part = _columns(documents_ptr, tokens, documents_stride, mask_n, column, H, BLOCK_H)
+                similarities = tl.dot(q_part, tl.trans(d_part), similarities, input_precision=PRECISION)
         similarities = tl.where(mask_n[None, :], similarities, float("-inf"))
         higher = tl.maximum(best, similarities, propagate_nan=tl.PropagateNan.ALL)
         tiles = tl.where(higher != best, start, tiles)
@@ -216,14 +223,16 @@ def _maxsim_bwd_ddocuments_kernel(
         tl.store(ddocuments_ptr + offsets, ddocuments, mask=(offs_n < end)[:, None] & (offs_h < H)[None, :])
 
 
-def block_columns(hidden_size: int) -> int:
-    """Columns of a tile: a power of two from 16, the least of a product, to 128."""
-    return min(_MOST_COLUMNS, max(16, 1 << (hidden_size - 1).bit_length())) if hidden_size else 16
+def _block_columns(hidden_size: int, most: int = _MOST_COLUMNS) -> int:
+    """Columns of a tile: a power of two from 16, the least of a product, up to `most`."""
+    return min(most, max(16, 1 << (hidden_size - 1).bit_length())) if hidden_size else 16
 
 
-def block_queries(dtype: torch.dtype) -> int:
-    """Tokens of queries of a program of forward."""
-    return _BLOCK_M_FP32 if dtype == torch.float32 else _BLOCK_M
+def forward_tile(hidden_size: int, dtype: torch.dtype) -> tuple[int, int]:
+    """(BLOCK_M, BLOCK_H) of forward: vectors of up to 128 elements of half precision are one step."""
+    if dtype == torch.float32:
+        return _BLOCK_M_FP32, _block_columns(hidden_size, _FWD_STEP_FP32)
+    return _BLOCK_M, _block_columns(hidden_size, _MOST_COLUMNS if hidden_size <= _MOST_COLUMNS else _FWD_STEP)
 
 
 def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
@@ -236,13 +245,13 @@ def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
     chosen = torch.empty(num_documents, num_tokens, dtype=torch.int32, device=queries.device)
     scores = torch.empty(num_queries, num_documents, dtype=torch.float32, device=queries.device)
     if best.numel():
-        block_m = block_queries(queries.dtype)
+        block_m, block_h = forward_tile(hidden_size, queries.dtype)
         launch_plan(
             _maxsim_fwd_kernel,
             H=hidden_size,
             BLOCK_M=block_m,
             BLOCK_N=_BLOCK_N,
-            BLOCK_H=block_columns(hidden_size),
+            BLOCK_H=block_h,
             PRECISION=_precision(queries.dtype, architecture(queries.device)),
             num_warps=_FWD_WARPS,
             enable_fp_fusion=True,
@@ -272,15 +281,15 @@ def maxsim_bwd(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> d
     queries, documents = unit_stride(a.queries), unit_stride(a.documents)
     dscores, chosen = dscores.contiguous(), chosen.contiguous()
     num_tokens, hidden_size = queries.shape
-    num_documents, block_h = len(chosen), block_columns(hidden_size)
+    num_documents = len(chosen)
     # [Tq]: how many queries end at a token or before it.
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=queries.device)
     owners = torch.searchsorted(a.cu_seqlens_q[1:].contiguous(), tokens, right=True, out_int32=True)
-    num_parts = ceil_div(hidden_size, block_h)
     made = {}
     if "queries" in wants:
         made["queries"] = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if made["queries"].numel():
+            block_h = _block_columns(hidden_size)
             launch_plan(
                 _maxsim_bwd_dqueries_kernel,
                 H=hidden_size,
@@ -290,24 +299,27 @@ def maxsim_bwd(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> d
                 num_warps=_GATHER_WARPS,
                 enable_fp_fusion=True,
             )(
-                (ceil_div(num_tokens, _GATHER_TOKENS), num_parts),
+                (ceil_div(num_tokens, _GATHER_TOKENS), ceil_div(hidden_size, block_h)),
                 (dscores, owners, chosen, documents, made["queries"]),
                 (documents.stride(0), num_tokens, num_documents),
             )
     if "documents" in wants:
         made["documents"] = torch.empty(documents.shape, dtype=documents.dtype, device=documents.device)
         if made["documents"].numel():
+            is_fp32 = queries.dtype == torch.float32
+            block_n, block_m = (_DDOCUMENTS_FP32,) * 2 if is_fp32 else (_DDOCUMENTS_N, _DDOCUMENTS_M)
+            block_h = _block_columns(hidden_size, _DDOCUMENTS_COLUMNS_FP32 if is_fp32 else _MOST_COLUMNS)
             launch_plan(
                 _maxsim_bwd_ddocuments_kernel,
                 H=hidden_size,
-                BLOCK_N=_DDOCUMENTS_N,
-                BLOCK_M=_DDOCUMENTS_M,
+                BLOCK_N=block_n,
+                BLOCK_M=block_m,
                 BLOCK_H=block_h,
                 PRECISION=_precision(queries.dtype, architecture(queries.device)),
                 num_warps=_DDOCUMENTS_WARPS,
                 enable_fp_fusion=True,
             )(
-                (ceil_div(a.max_seqlen_d, _DDOCUMENTS_N) * num_parts, num_documents),
+                (ceil_div(a.max_seqlen_d, block_n) * ceil_div(hidden_size, block_h), num_documents),
                 (dscores, owners, chosen, queries, a.cu_seqlens_d.contiguous(), made["documents"]),
                 (queries.stride(0), num_tokens, num_documents),
             )
