@@ -27,9 +27,7 @@ def cases() -> Iterator[KernelCase]:
         yield _case(Use.SMALL, 5, (1, 70), vector_size, dtype)
 
 
-def _case(
-    uses: Use, batch_size: int, lengths: tuple[int, int], vector_size: int, dtype: torch.dtype
-) -> KernelCase:
+def _case(uses: Use, batch_size: int, lengths: tuple[int, int], vector_size: int, dtype: torch.dtype) -> KernelCase:
     shape = f"{batch_size}x{_QUERY_TOKENS}x{vector_size}"
     variant = f"documents{lengths[0]}to{lengths[1]}"
     return KernelCase("maxsim", shape, dtype, variant, partial(make, batch_size, lengths, vector_size, dtype), uses)
@@ -95,7 +93,9 @@ def _aot_case(vector_size: int, dtype: torch.dtype) -> AotCase:
 
     is_half = dtype != torch.float32
     forward = KernelFacts(
-        family.forward_tile(vector_size, dtype)[0] * family._BLOCK_N, multiply_adds=vector_size, needs_warpgroup_products=is_half
+        family.forward_tile(vector_size, dtype)[0] * family._BLOCK_N,
+        multiply_adds=vector_size,
+        needs_warpgroup_products=is_half,
     )
     kernels = {"_maxsim_fwd_kernel": forward}
     kernels["_maxsim_bwd_ddocuments_kernel"] = KernelFacts(needs_warpgroup_products=is_half)
