@@ -92,9 +92,10 @@ def _aot_case(vector_size: int, dtype: torch.dtype) -> AotCase:
         family.maxsim_bwd(a, scores, chosen, {"queries", "documents"})
 
     is_half = dtype != torch.float32
+    block_m, block_h = family.forward_tile(vector_size, dtype)
     forward = KernelFacts(
-        family.forward_tile(vector_size, dtype)[0] * family._BLOCK_N,
-        multiply_adds=vector_size,
+        block_m * family._BLOCK_N,
+        multiply_adds=block_h,  # of a step along H
         needs_warpgroup_products=is_half,
     )
     kernels = {"_maxsim_fwd_kernel": forward}

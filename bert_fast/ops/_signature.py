@@ -11,8 +11,8 @@ The first word is the dtype:
     int            int64 or int32; int32, int64: this one
 
 The others are sizes: a number; a name, which stands for the same size throughout a call (an argument's, for its value),
-`3N` for three times that of `N`, `Q+1` for one more, `H+` for at least 1; `_` for any. Optional tensors may be None, and all are dense and
-on one device.
+`3N` for three times that of `N`, `Q+1` for one more than `Q`, `H+` for at least 1; `_` for any. Optional tensors may be
+None, and all are dense and on one device.
 
 Public functions check what they are given themselves, with the messages of their arguments. Whoever calls
 `torch.ops.bert_fast` by himself comes past none of them: back-ends hand memory to routines that cannot know its size.

@@ -17,12 +17,13 @@ inputs).
 """
 
 from collections.abc import Set
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bert_fast.reference.precision import wide, wide_dtype
+from bert_fast.reference.precision import wide
 
 EMPTY = -1e9  # below every score of a document that has tokens, and its square is finite
 
@@ -38,17 +39,17 @@ class Maxsim(NamedTuple):
 
 
 def maxsim_fwd(a: Maxsim) -> tuple[Tensor, Tensor]:
-    """scores (Tensor [Q, D], fp32; fp64 for fp64), chosen (Tensor [D, Tq], int32; -1 where a document has no tokens)."""
+    """scores (Tensor [Q, D], fp32; fp64 for fp64), chosen (Tensor [D, Tq], int32; -1 of a document without tokens)."""
     queries, documents = wide(a.queries), wide(a.documents)
     of_queries, of_documents = a.cu_seqlens_q.tolist(), a.cu_seqlens_d.tolist()
     scores = queries.new_full((len(of_queries) - 1, len(of_documents) - 1), EMPTY)
     chosen = a.cu_seqlens_d.new_full((len(of_documents) - 1, len(queries)), -1)
-    for j, (first, end) in enumerate(zip(of_documents, of_documents[1:], strict=False)):
+    for j, (first, end) in enumerate(pairwise(of_documents)):
         if first == end:
             continue
         best, places = (queries @ documents[first:end].T).max(1)
         chosen[j] = first + places
-        for i, (start, stop) in enumerate(zip(of_queries, of_queries[1:], strict=False)):
+        for i, (start, stop) in enumerate(pairwise(of_queries)):
             scores[i, j] = best[start:stop].sum()
     return scores, chosen
 

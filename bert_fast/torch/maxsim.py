@@ -9,6 +9,7 @@ documents is a product with the one-hot rows of what was chosen, since adding to
 """
 
 from collections.abc import Iterator, Set
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def _fwd_on_cpu(a: Maxsim) -> tuple[Tensor, Tensor]:
     best = torch.zeros(shape, dtype=queries.dtype)
     chosen = torch.full(shape, -1, dtype=torch.int32)
     places = torch.empty(len(queries), dtype=torch.int64)
-    for j, (first, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for j, (first, end) in enumerate(pairwise(offsets)):
         if first == end:
             continue
         document = wide(a.documents[first:end]).t()
