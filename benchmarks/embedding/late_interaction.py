@@ -2,7 +2,8 @@
 
 `losses.colbert_scores` and `colbert_scores` of `sentence_transformers.multi_vector_encoder.scoring`, on the same padded
 unit vectors in fp32: queries of 32 tokens, as many documents of 100 to 300, H = 128. They take turns, by CPU time
-of the process; scores and gradients must be the same, or there is no result. Memory is the peak of a process of its own beyond
+of the process; scores and gradients must be the same, or there is no result. Memory is the peak of a process
+of its own beyond
 what it held before.
 
     python -m benchmarks.embedding.late_interaction SIDE QUERIES     one measurement of memory, as JSON

@@ -27,8 +27,8 @@ def colbert_scores(
     queries_embeddings (Tensor [Q, Sq, H], floating), documents_embeddings (Tensor [D, N, Sd, H], dtype of queries): N
         documents for each of D queries.
     queries_mask (Tensor [Q, Sq]), documents_mask (Tensor [D, N, Sd]), bool or number: nonzero marks a token that
-        counts, 0 one that does not, which may stand anywhere and hold anything. None: tokens whose elements are all 0 do not
-        count. Unlike theirs, a number that is not 0 or 1 is no weight.
+        counts, 0 one that does not, which may stand anywhere and hold anything. None: tokens whose elements are all 0
+        do not count. Unlike theirs, a number that is not 0 or 1 is no weight.
     chunk_elements: accepted and not needed, since memory does not grow with the similarities.
     length_normalize: whether scores are divided by the number of the query's tokens, at least 1.
     Returns: scores (Tensor [Q, D * N], fp32): document n of query j in column j * N + n. -1e9 for a document without
