@@ -170,6 +170,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "linear_gelu"),
         _implementation("reference", "linear_gelu"),
     ),
+    "maxsim": (
+        _implementation("triton", "maxsim", _triton_reasons),
+        _implementation("torch", "maxsim"),
+        _implementation("reference", "maxsim"),
+    ),
     "mlp": (
         _implementation("triton", "mlp", _triton_reasons),
         _implementation("torch", "mlp"),

@@ -1,4 +1,4 @@
-"""Measures embedding models on a CPU: contrastive and SPLADE's steps beside sentence-transformers, and memory.
+"""Measures embedding models on a CPU: contrastive, SPLADE's and late interaction's steps, and memory.
 
 python -m benchmarks.embedding                     all of it; appends to results/cpu.jsonl, as `benchmarks.run` does
 python -m benchmarks.embedding --tables [--write]  the tables of docs/embeddings.md; --write puts them there
@@ -14,12 +14,14 @@ from benchmarks.embedding import report
 from benchmarks.embedding.batch_memory import SIZES, run_memory
 from benchmarks.embedding.contrastive import run_contrastive
 from benchmarks.embedding.splade import run_splade, run_splade_memory
+from benchmarks.embedding.late_interaction import run_late_interaction
 from benchmarks.kit.results import RESULTS, read_lines
 from benchmarks.kit.study import Job, Line, Study
 
 # Name -> function of the number of rounds.
 EMBEDDING_JOBS: dict[str, Callable[[int], dict[str, Any]]] = {
     "contrastive/minilm/32x8/1": partial(run_contrastive, 32, 8, 1),
+    **{f"late_interaction/{size}": partial(run_late_interaction, size) for size in (32, 128)},
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: run_memory(shape) for shape in SIZES},
     "splade/minilm/16/1": partial(run_splade, "minilm", 16, 1),
     "splade_memory/base": lambda rounds: run_splade_memory(),

@@ -8,6 +8,7 @@ from benchmarks.kit.results import ROOT
 
 PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)
+SCORES = ("late_interaction/32", "late_interaction/128")
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
 SPLADE = ("splade/minilm/16/1",)
 SPLADE_MEMORY = ("splade_memory/base",)
@@ -15,7 +16,7 @@ SPLADE_MEMORY = ("splade_memory/base",)
 
 def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
-    known = {*STEPS, *MEMORY, *SPLADE, *SPLADE_MEMORY}
+    known = {*STEPS, *SCORES, *MEMORY, *SPLADE, *SPLADE_MEMORY}
     return {line["case"]: line for line in lines if line.get("case") in known}
 
 
@@ -45,6 +46,7 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
     found = newest(lines)
     rows = {
         "steps": [row for case in STEPS if case in found for row in _steps(found[case])],
+        "scores": [row for case in SCORES if case in found for row in _scores(found[case])],
         "memory": [row for case in MEMORY if case in found for row in _memory(found[case])],
         "splade": [_splade(found[case]) for case in SPLADE if case in found],
         "splade memory": [_splade_memory(found[case]) for case in SPLADE_MEMORY if case in found],
@@ -54,6 +56,7 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
 
 _HEADERS = {
     "steps": ("pairs, 32 in parts of 8", "bert_fast, CPU s", "sentence-transformers, CPU s", "ratio (0.9 / fill)"),
+    "scores": ("queries and documents", "", "bert_fast", "sentence-transformers", "ratio"),
     "memory": ("model", "pairs", "bytes beyond a part", "a matrix of scores"),
     "splade": ("model", "pairs", "fill", "fused, CPU s", "untouched, CPU s", "ratio"),
     "splade memory": ("texts", "fused", "untouched", "share"),
@@ -66,6 +69,12 @@ def _steps(r: Line) -> Iterator[tuple[str, ...]]:
         seconds = (f"{r[f'{side}_cpu_s']:.2f}" for side in (ours, theirs))
         yield name, *seconds, f"**{r[ratio]:.2f}x** ({r['goal']:.2f}x)"
     yield "cached over at once", f"{r['cached_over_whole']:.2f}x", "", ""
+
+
+def _scores(r: Line) -> Iterator[tuple[str, ...]]:
+    times, sizes = ([r[f"{side}_{what}"] for side in ("ours", "theirs")] for what in ("cpu_s", "bytes"))
+    yield str(r["queries"]), "CPU time", *(f"{1e3 * s:,.0f} ms" for s in times), f"**{r['ratio']:.1f}x**"
+    yield str(r["queries"]), "peak memory", *map(_megabytes, sizes), f"{sizes[1] / sizes[0]:.1f}x"
 
 
 def _memory(r: Line) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
+from bert_fast.ops.maxsim import maxsim
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing, repad, unpad
@@ -41,6 +42,7 @@ __all__ = [
     "linear_activation",
     "linear_cross_entropy",
     "linear_gelu",
+    "maxsim",
     "mlp",
     "qkv_projection",
     "repad",

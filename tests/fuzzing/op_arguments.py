@@ -246,6 +246,12 @@ def _attention_padded(d: Tensors) -> Arguments:
     return arguments | extras
 
 
+def _maxsim(d: Tensors) -> Arguments:
+    columns, (of_queries, _, queries), (of_documents, longest, documents) = d.size(), d.offsets(), d.offsets()
+    tensors = {"queries": d.normal(sum(queries), columns), "documents": d.normal(sum(documents), columns)}
+    return tensors | {"cu_seqlens_q": of_queries, "cu_seqlens_d": of_documents, "max_seqlen_d": longest}
+
+
 def _global_norm(d: Tensors) -> Arguments:
     dtypes = (d.dtype, torch.float32)
     grads = [d.normal(*_shape(d), dtype=d.rng.choice(dtypes)).detach() for _ in range(d.rng.randint(1, 4))]
@@ -303,6 +309,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Tensors], Arguments]]] = {
     "linear_activation": (ops.linear_activation, _linear_activation),
     "linear_cross_entropy": (ops.linear_cross_entropy, _linear_cross_entropy),
     "linear_gelu": (ops.linear_gelu, _linear_gelu),
+    "maxsim": (ops.maxsim, _maxsim),
     "mlp": (ops.mlp, _mlp),
     "qkv_projection": (ops.qkv_projection, _qkv_projection),
     "splade": (ops.splade, _splade),
