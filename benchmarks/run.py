@@ -86,7 +86,7 @@ def _cpu_jobs(rounds: int, batches: int, gemm: str) -> dict[str, Job]:
     }
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in PIECES.items()}
     jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in CPU_RUNS.items()}
-    jobs |= {name: (lambda run=run: [run(rounds)]) for name, run in EMBEDDING_JOBS.items()}
+    jobs |= {name: (lambda run=run: run(rounds)) for name, run in EMBEDDING_JOBS.items()}
     jobs |= tokenizer_jobs()
     return jobs | {
         case.name: (lambda case=case: check_and_time(case, device, ("bert_fast", "eager"), rounds * 5))
