@@ -204,6 +204,7 @@ def _timed(case: CrossCase, order: str, contestants: dict[str, Contestant], roun
     real = sum(len(batch["input_ids"]) for batch in packed)
     return {
         "case": f"{case.name}/{order}",
+        "threads": 1,
         "pairs": case.queries * case.passages,
         "real_tokens": real,
         "fill": round(real / sum(case.passages * batch["max_seqlen"] for batch in packed), 4),
