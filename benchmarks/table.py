@@ -7,9 +7,11 @@ fails where a page or the picture is not of the stored results.
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.embedding.report import CROSS
 from benchmarks.gpu import report as gpu
 from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
@@ -148,8 +150,20 @@ def render_front() -> str:
         hardware = f"{name}, {_threads(list(results.values()))}, fp32"
         rows.append((hardware, "training and inference, padded batches", span(results, True), "", ""))
         rows.append((hardware, "training and inference, nothing padded", span(results, False), "", ""))
+    rows += _front_row_of_cross_encoders()
     memory = "memory of a step: untouched / `fuse` / own classes"
     return table(("hardware", "work", "speed-up by `fuse`", "by own classes", memory), rows)
+
+
+def _front_row_of_cross_encoders() -> list[tuple[str, ...]]:
+    """One row or none: ratios of all cases, of which none may be missing."""
+    lines = [line for case, line in newest().items() if case in CROSS]
+    if len(lines) < len(CROSS):
+        return []
+    hardware = f"{_processors(lines)}, {_threads(lines)}, fp32"
+    work = "a CrossEncoder's scores and training steps, over the [best of untouched and compiled](docs/embeddings.md)"
+    ratios = [line["ratio"] for line in lines]
+    return [(hardware, work, f"**{min(ratios):.1f} to {max(ratios):.1f}x**", "", "")]
 
 
 def picture() -> str:
@@ -185,7 +199,7 @@ def picture_of_the_rest() -> str:
     parts.append(("Tokenizer beside the fastest other with the right ids", _tokenizers()))
     threads = _threads([line for _, lines in parts for line in lines.values()])
     notes = (f"1x (grey) is the other side of each comparison; {threads}, fp32.",)
-    groups = tuple(_group(f"{title} ({_processors(lines)})", lines) for title, lines in parts)
+    groups = tuple(_group(f"{title} ({_processors(lines.values())})", lines) for title, lines in parts)
     return as_svg(Picture("Tokens per second, the rest of what is measured", groups, notes))
 
 
@@ -205,12 +219,13 @@ def _tokenizers() -> dict[str, Line]:
     return lines
 
 
-def _processors(lines: dict[str, Line]) -> str:
-    return ", ".join(sorted({_short(line["processor"]) for line in lines.values()}))
+def _processors(lines: Iterable[Line]) -> str:
+    return ", ".join(sorted({_short(line["processor"]) for line in lines}))
 
 
 def _threads(lines: list[Line]) -> str:
-    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
+    numbers = sorted({line["threads"] for line in lines})
+    return f"{' or '.join(map(str, numbers))} thread{'' if numbers == [1] else 's'}"
 
 
 TABLES = {

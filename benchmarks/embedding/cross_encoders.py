@@ -74,7 +74,7 @@ class CrossCase:
             pairs = query_pairs(self.queries, size)
         else:
             pairs = query_pairs(SPREAD * self.queries, size)
-            ids = BertTokenizer.from_pretrained(minilm())(*map(list, zip(*pairs, strict=True)))["input_ids"]
+            ids = tokenizer()(*map(list, zip(*pairs, strict=True)))["input_ids"]
             pairs = [pairs[i] for i in sorted(range(len(pairs)), key=lambda i: len(ids[i]))]
         step = len(pairs) // self.queries
         return [pairs[i : i + size] for i in range((step - size) // 2, len(pairs), step)]
@@ -88,12 +88,16 @@ CASES = (
 )
 
 
+def tokenizer() -> BertTokenizer:
+    """MiniLM's. FileNotFoundError where it is not installed."""
+    return BertTokenizer.from_pretrained(minilm())
+
+
 def answered() -> list[Pair]:
-    """Questions, each with the passage that answers it. OSError where the texts are not there."""
-    tokenizer = BertTokenizer.from_pretrained(minilm())
+    """Questions, each with the passage that answers it. FileNotFoundError where the texts are not there."""
     cut = {"add_special_tokens": False, "truncation": True, "max_length": PASSAGE_TOKENS.stop}
     texts = pairs_of(10**6)
-    lengths = map(len, tokenizer([passage for _, passage in texts], **cut)["input_ids"])
+    lengths = map(len, tokenizer()([passage for _, passage in texts], **cut)["input_ids"])
     return [pair for pair, length in zip(texts, lengths, strict=True) if length in PASSAGE_TOKENS]
 
 
@@ -168,7 +172,7 @@ def write_model(case: CrossCase, folder: Path) -> None:
     torch.manual_seed(0)
     options = {} if case.layers is None else {"num_hidden_layers": case.layers}
     their_model("BertForSequenceClassification", BY_NAME[case.shape], num_labels=1, **options).save_pretrained(folder)
-    BertTokenizer.from_pretrained(minilm()).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 def run_case(case: CrossCase, rounds: int) -> Iterator[dict[str, Any]]:
@@ -197,10 +201,9 @@ def _timed(case: CrossCase, order: str, contestants: dict[str, Contestant], roun
         if (wrong := difference(found[name], found["untouched"])) is not None:
             raise RuntimeError(f"{case.name}/{order}: {name}: {wrong}: nothing to time")
     runs: dict[str, Callable[[], object]] = {name: partial(one.run, batches) for name, one in contestants.items()}
-    times = interleaved(runs, rounds, clock=time.process_time)
+    times = interleaved(runs, rounds, warmup=0, clock=time.process_time)
     best = min(PROVIDERS[:2], key=lambda name: times[name].median)
-    tokenizer = BertTokenizer.from_pretrained(minilm())
-    packed = [tokenizer.pack(batch) for batch in batches]
+    packed = [tokenizer().pack(batch) for batch in batches]
     real = sum(len(batch["input_ids"]) for batch in packed)
     return {
         "case": f"{case.name}/{order}",

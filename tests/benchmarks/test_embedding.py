@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embedding import batch_memory, contrastive, on_device, report
+from benchmarks.embedding import batch_memory, contrastive, cross_encoders, on_device, report
 from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
@@ -80,7 +80,12 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
         "goal": 1.8,
     }  # fmt: skip
     memory = {"case": "batch_memory/tiny", "pairs": [1024, 2048], "bytes": [10**7, 3 * 10**7]}
-    return [steps | {"cached_ratio": 9.0}, steps, memory | batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])]
+    cross = {
+        "case": "cross_encoder/minilm/score/sorted", "pairs": 64, "fill": 0.98, "untouched_cpu_s": 4.0, "ratio": 1.05,
+        "compiled_cpu_s": 3.2, "fused_cpu_s": 2.0,
+    }  # fmt: skip
+    memory |= batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])
+    return [steps | {"cached_ratio": 9.0}, steps, memory, cross]
 
 
 def test_goals_of_the_cpu() -> None:
@@ -90,8 +95,16 @@ def test_goals_of_the_cpu() -> None:
         for figure in goal.figures(lines_of_a_cpu())
         if figure.value is not None
     ]
-    assert found == [("contrastive/minilm/32x8/1", "1.33x", True), ("contrastive/minilm/32x8/1", "0.75x", False)]
-    assert {*report.STEPS, *report.MEMORY} == set(EMBEDDING_JOBS), "what is shown is what is measured"
+    steps = "contrastive/minilm/32x8/1"
+    assert found == [
+        (steps, "1.33x", True),
+        (steps, "0.75x", False),
+        ("cross_encoder/minilm/score/sorted", "1.05x", False),
+    ]
+    pairs = {f"{case.name}/{order}" for case in cross_encoders.CASES for order in cross_encoders.ORDERS}
+    others = {name for name in EMBEDDING_JOBS if not name.startswith("cross_encoder/")}
+    assert {case.name for case in cross_encoders.CASES} | others == set(EMBEDDING_JOBS)
+    assert {*report.STEPS, *report.MEMORY} == others and set(report.CROSS) == pairs, "what is shown is what is measured"
 
 
 def test_tables_of_the_newest_figures() -> None:
@@ -101,6 +114,7 @@ def test_tables_of_the_newest_figures() -> None:
     assert "| tiny | 2,048 | 30 MB | 17 MB |" in made["memory"]
     # 20 MB for 1,024 pairs more, 63,488 of them beyond 30 MB.
     assert "| tiny | 65,536, by a line | 1,270 MB | 17,180 MB |" in made["memory"]
+    assert "| MiniLM, score, sorted | 0.98 | 16.0 | 20.0 | 32.0 | **1.05x** |" in made["cross_encoders"]
     assert set(report.tables([]).values()) == {"Nothing is stored."}
 
 
@@ -121,6 +135,60 @@ def test_steps_of_both_sides_are_the_same_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(contrastive, "in_batch", lambda made: made.square().mean() * 99)
     with pytest.raises(RuntimeError, match="losses differ"):
         contrastive.run_contrastive(3, 2, 1, 1)
+
+
+@pytest.fixture
+def eagerly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time for the compiler."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_module(self, backend="eager", **kw))
+
+
+def small_results(work: str) -> list[dict[str, Any]]:
+    pytest.importorskip("sentence_transformers", reason="the package sentence-transformers is not installed")
+    try:
+        return list(cross_encoders.run_case(cross_encoders.CrossCase("tiny", work, 2, 3), 1))
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("work", ["score", "train"])
+@pytest.mark.usefixtures("eagerly_compiled")
+def test_cross_encoders_are_timed_if_they_agree(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = small_results(work)
+    assert [result["case"] for result in results] == [
+        f"cross_encoder/tiny/{work}/{order}" for order in cross_encoders.ORDERS
+    ]
+    for result in results:
+        assert result["pairs"] == 6 and result["threads"] == 1 and result["best_other"] in ("untouched", "compiled")
+        assert all(result[f"{name}_cpu_s"] > 0 for name in cross_encoders.PROVIDERS)
+
+    def wrong(model: Any) -> Any:
+        with torch.no_grad():
+            model[0].model.classifier.weight[0, 0] += 1e-3
+        return fuse(model)
+
+    fuse = cross_encoders.fuse
+    monkeypatch.setattr(cross_encoders, "fuse", wrong)
+    with pytest.raises(RuntimeError, match=r"fused: .* differs by .*: nothing to time"):
+        small_results(work)
+
+
+def test_pairs_of_cross_encoders() -> None:
+    """A query's first passage answers it and no other does; sorted batches hardly need padding."""
+    try:
+        answered = set(cross_encoders.answered())
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    for case in cross_encoders.CASES:
+        for batch in case.batches("as they come"):
+            assert len({query for query, _ in batch}) == 1 and len(batch) == case.passages
+            assert [pair in answered for pair in batch] == [True] + [False] * (case.passages - 1)
+        for batch in case.batches("sorted"):
+            lengths = [
+                len(ids) for ids in cross_encoders.tokenizer()(*map(list, zip(*batch, strict=True)))["input_ids"]
+            ]
+            assert len(lengths) == case.passages and min(lengths) >= 0.9 * max(lengths)
 
 
 def test_memory_does_not_grow_with_the_square() -> None:
