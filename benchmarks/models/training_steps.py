@@ -10,6 +10,7 @@ device, and see the same tokens:
     fused_graphs  the same after `bert_fast.fuse(model, graphs=...)`: its layers as two CUDA graphs; none on a CPU
     sdpa        transformers' BertForPreTraining with SDPA, on the padded batch
     eager       the same with its own attention
+    flash       the same on flattened inputs, with PyTorch's own FlashAttention-2 (`flash`); where lengths differ
     compiled    the same with SDPA under torch.compile, for the one shape
 
 Of other families than BERT, masked words alone, on the padded batch; theirs is what has a vocabulary of 250,002 words:
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from benchmarks.kit.bert import LABEL_SHARE
 from benchmarks.kit.clock import Times, interleaved
 from benchmarks.kit.results import reason
+from benchmarks.models import flash
 from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
 from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH, StepCase
@@ -130,10 +132,11 @@ class Contestant:
     graph. Raises BackendError without CUDA where layers are graphs.
     """
 
-    attentions: ClassVar[dict[str, str]] = {"eager": "eager"}
+    attentions: ClassVar[dict[str, str]] = {"eager": "eager", flash.FLASH: flash.ATTENTION}
 
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         self._device = batch.padded["input_ids"].device
+        self._is_flattened = provider == flash.FLASH
         self._inputs = self._inputs_of(provider, batch)
         self.model = self._model_of(provider, case, batch, donor).train()
         self._call: Callable[..., Any] = self.model
@@ -148,13 +151,23 @@ class Contestant:
     def _inputs_of(self, provider: str, batch: Batch) -> dict[str, Any]:
         if provider in ("bert_fast", GRAPH):
             return batch.packed
+        if self._is_flattened:
+            return self._flattened(batch)
         return dict(batch.padded) | ({"output_logits": False} if provider == "labelled" else {})
+
+    @staticmethod
+    def _flattened(batch: Batch) -> dict[str, Any]:
+        labels = batch.padded["labels"][batch.padded["attention_mask"].bool()]
+        given = flash.flattened(batch.packed, labels)
+        return given | {"next_sentence_label": batch.padded["next_sentence_label"]}
 
     def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
         if provider in ("bert_fast", GRAPH):
             return our_model(donor)
         if provider == FUSED_GRAPHS:
             graphs.check_device(provider, self._device)
+        if self._is_flattened:
+            flash.register()
         attention = self.attentions.get(provider, "sdpa")
         theirs = with_weights_of(donor, lambda: their_step_model(case, attention))
         if provider == FUSED_GRAPHS:
@@ -164,7 +177,10 @@ class Contestant:
     def loss(self) -> Tensor:
         """Of the batch."""
         with torch.autocast(self._device.type, torch.bfloat16):
-            return self._call(**self._inputs).loss
+            return self._loss_of_flattened() if self._is_flattened else self._call(**self._inputs).loss
+
+    def _loss_of_flattened(self) -> Tensor:
+        return flash.pretraining_loss(self.model, self._inputs)
 
     def step(self) -> None:
         """One whole step; returns when the device is through."""

@@ -19,7 +19,7 @@ from tests.benchmarks.conftest import CpuRun
 from tests.recorded_graph import RecordedGraph
 
 CPU = torch.device("cpu")
-EVERYBODY = ("bert_fast", "fused", "sdpa", "eager", "compiled")
+EVERYBODY = ("bert_fast", "fused", "sdpa", "eager", "flash", "compiled")
 GRAPHED = {"graph", "fused_graphs"}
 
 FIELDS = {
@@ -29,6 +29,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_every_contestant_is_timed(cpu_run: CpuRun) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     assert cpu_run.part("steps") == 0
@@ -59,6 +60,7 @@ def test_the_compiled_model_is_timed_beside_ours() -> None:
     assert sorted(found, key=lambda name: found[name]["ms"]) == sorted(found, key=lambda name: -found[name]["mfu"])
 
 
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_a_wrong_loss_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     loss = training_steps.Contestant.loss
