@@ -8,14 +8,14 @@ model's own under autocast (`fast_model` of the table of tolerances).
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.models import flash, training_steps
 from benchmarks.models.step_cases import FUSED_GRAPHS, StepCase
-from benchmarks.models.training_steps import Batch, Contestant, Race, boundaries, draw_words, model_flops
+from benchmarks.models.training_steps import Batch, Contestant, Race, boundaries, draw_words, model_flops, on_device
 from bert_fast.testing.compare import assert_close_to_truth
 
 PROVIDERS = ("bert_fast", "fused", FUSED_GRAPHS, "sdpa", flash.FLASH)
@@ -50,14 +50,13 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     """Random words and labels."""
     generator = torch.Generator().manual_seed(1)
     lengths, keep, input_ids = draw_words(case, generator)
-    labels = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
-    words, cu_seqlens = input_ids[keep].to(device), boundaries(keep).to(device)
-    return Batch(
-        {"input_ids": input_ids.to(device), "attention_mask": keep.long().to(device), "labels": labels},
-        {"input_ids": words, "cu_seqlens": cu_seqlens, "max_seqlen": max(lengths), "labels": labels},
-        lengths,
-        len(lengths),
-    )
+    labels = torch.randint(0, 2, (len(lengths),), generator=generator)
+    padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": labels}
+    packed = {
+        "input_ids": input_ids[keep], "cu_seqlens": boundaries(keep), "max_seqlen": max(lengths), "labels": labels,
+    }  # fmt: skip
+    forms = [on_device(form, device) for form in (padded, packed, flash.flattened(packed, labels))]
+    return Batch(*forms, lengths, len(lengths))
 
 
 def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
@@ -71,10 +70,6 @@ def draw_donor(case: StepCase, device: torch.device) -> nn.Module:
 
 class FinetuneContestant(Contestant):
     """A classifier with its form of the batch."""
-
-    @staticmethod
-    def _flattened(batch: Batch) -> dict[str, Any]:
-        return flash.flattened(batch.packed, batch.packed["labels"])
 
     def logits(self) -> Tensor:
         """[B, 2], of the batch."""

@@ -49,10 +49,11 @@ WARMUP_STEPS = 3  # a graph is captured in the step after them
 
 @dataclass(frozen=True)
 class Batch:
-    """The same tokens and labels, padded and packed; all on the device."""
+    """The same tokens and labels, padded, packed and flattened (as `flash` has it); all on the device."""
 
     padded: dict[str, Tensor]
     packed: dict[str, Any]
+    flattened: dict[str, Any]
     lengths: list[int]
     num_labels: int
 
@@ -87,20 +88,23 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     words = torch.randint(1, case.vocab_size, keep.shape, generator=generator)
     of_sentences = {}
     if case.is_bert:
-        of_sentences["next_sentence_label"] = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
+        of_sentences["next_sentence_label"] = torch.randint(0, 2, (len(lengths),), generator=generator)
     padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": words.masked_fill(~is_asked, -100)}
     packed = {
         "input_ids": input_ids[keep],
         "cu_seqlens": boundaries(keep),
+        "max_seqlen": max(lengths),
         "masked_lm_positions": is_asked[keep].nonzero().squeeze(1),
         "labels": words[is_asked],
     }
-    return Batch(
-        {name: t.to(device) for name, t in padded.items()} | of_sentences,
-        {name: t.to(device) for name, t in packed.items()} | {"max_seqlen": max(lengths)} | of_sentences,
-        lengths,
-        int(is_asked.sum()),
-    )
+    flattened = flash.flattened(packed, padded["labels"][keep])
+    forms = [on_device(form | of_sentences, device) for form in (padded, packed, flattened)]
+    return Batch(*forms, lengths, int(is_asked.sum()))
+
+
+def on_device(form: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A form of a batch, made on the CPU."""
+    return {name: given.to(device) if isinstance(given, Tensor) else given for name, given in form.items()}
 
 
 def budget_of(batch: Batch) -> graphs.Budget:
@@ -152,14 +156,8 @@ class Contestant:
         if provider in ("bert_fast", GRAPH):
             return batch.packed
         if self._is_flattened:
-            return self._flattened(batch)
+            return batch.flattened
         return dict(batch.padded) | ({"output_logits": False} if provider == "labelled" else {})
-
-    @staticmethod
-    def _flattened(batch: Batch) -> dict[str, Any]:
-        labels = batch.padded["labels"][batch.padded["attention_mask"].bool()]
-        given = flash.flattened(batch.packed, labels)
-        return given | {"next_sentence_label": batch.padded["next_sentence_label"]}
 
     def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
         if provider in ("bert_fast", GRAPH):

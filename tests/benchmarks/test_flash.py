@@ -25,8 +25,7 @@ def both(case: StepCase) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     donor, batch = finetuning_steps.draw_donor(case, CPU).double(), module.make_batch(case, CPU)
     flash.register()
     model = with_weights_of(donor, lambda: training_steps.their_step_model(case, flash.ATTENTION))
-    contestant = module.FinetuneContestant if case is FINETUNING else module.Contestant
-    return donor, model, batch.padded, contestant._flattened(batch)
+    return donor, model, batch.padded, batch.flattened
 
 
 def loss_of(case: StepCase) -> Callable[[Any, dict[str, Any]], Tensor]:
