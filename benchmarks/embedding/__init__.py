@@ -1,1 +1,1 @@
-"""Embedding models and cross-encoders beside sentence-transformers: contrastive steps, memory of large batches, scores."""
+"""Embedding models and cross-encoders beside sentence-transformers: steps, scores, memory of large batches."""
