@@ -11,6 +11,7 @@ from functools import partial
 
 from benchmarks.embedding import report
 from benchmarks.embedding.batch_memory import SIZES, run_memory
+from benchmarks.embedding.block_diagonal import MIXES, name_of, run_mix
 from benchmarks.embedding.contrastive import run_contrastive
 from benchmarks.embedding.cross_encoders import CASES, run_case
 from benchmarks.kit.results import RESULTS, read_lines
@@ -21,6 +22,7 @@ EMBEDDING_JOBS: dict[str, Callable[[int], Iterable[Line]]] = {
     "contrastive/minilm/32x8/1": lambda rounds: [run_contrastive(32, 8, 1, rounds)],
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: [run_memory(shape)] for shape in SIZES},
     **{case.name: partial(run_case, case) for case in CASES},
+    **{name_of(mix): lambda rounds, mix=mix: [run_mix(mix, rounds)] for mix in MIXES},
 }
 
 

@@ -12,12 +12,15 @@ MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
 # Of cross-encoders: the model in words, and the least that `fuse` is meant to make of the best of the others.
 _MODELS = {"minilm": "MiniLM", "base, 4 layers": "BERT-base, 4 layers"}
 _CROSS_BOUNDS = {"score/as they come": 1.5, "score/sorted": 1.1, "train/as they come": 2.0, "train/sorted": 2.0}
+PACKED = tuple(
+    f"gliner/roberta base, 4 layers/{mix}" for mix in ("short_zipf", "short_uniform", "mixed_tail", "flat_long")
+)
 CROSS = tuple(f"cross_encoder/{model}/{what}" for model in _MODELS for what in _CROSS_BOUNDS)
 
 
 def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
-    known = {*STEPS, *MEMORY, *CROSS}
+    known = {*STEPS, *MEMORY, *CROSS, *PACKED}
     return {line["case"]: line for line in lines if line.get("case") in known}
 
 
@@ -56,6 +59,7 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
         "steps": [row for case in STEPS if case in found for row in _steps(found[case])],
         "memory": [row for case in MEMORY if case in found for row in _memory(found[case])],
         "cross_encoders": [_cross(found[case]) for case in CROSS if case in found],
+        "packed": [_packed(found[case]) for case in PACKED if case in found],
     }
     return {name: table(_HEADERS[name], some) if some else NOTHING for name, some in rows.items()}
 
@@ -65,6 +69,10 @@ _HEADERS = {
     "memory": ("model", "pairs", "bytes beyond a part", "a matrix of scores"),
     "cross_encoders": (
         "model, work, pairs", "fill", "untouched, pairs/s", "compiled, pairs/s", "fused, pairs/s", "fused over the best"
+    ),
+    "packed": (
+        "lengths of 64 texts", "fill", "fill of rows", "block-diagonal over padded", "fused over padded",
+        "fused over the best",
     ),
 }  # fmt: skip
 
@@ -81,6 +89,12 @@ def _cross(r: Line) -> tuple[str, ...]:
     _, model, work, order = r["case"].split("/")
     rates = (f"{r['pairs'] / r[f'{name}_cpu_s']:.1f}" for name in ("untouched", "compiled", "fused"))
     return f"{_MODELS[model]}, {work}, {order}", f"{r['fill']:.2f}", *rates, f"**{r['ratio']:.2f}x**"
+
+
+def _packed(r: Line) -> tuple[str, ...]:
+    ratios = (f"{r[name]:.2f}x" for name in ("block_diagonal_over_padded", "fused_over_padded"))
+    fills = (f"{r[name]:.2f}" for name in ("fill", "fill_of_rows"))
+    return r["case"].split("/")[-1], *fills, *ratios, f"**{r['ratio']:.2f}x**"
 
 
 def _memory(r: Line) -> Iterator[tuple[str, ...]]:

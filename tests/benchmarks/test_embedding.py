@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embedding import batch_memory, contrastive, cross_encoders, on_device, report
+from benchmarks.embedding import batch_memory, block_diagonal, contrastive, cross_encoders, on_device, report
 from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
+from benchmarks.kit.bert import BY_NAME
 from benchmarks.kit.markdown import page_with
 from tests.benchmarks.conftest import CpuRun
 
@@ -104,7 +105,9 @@ def test_goals_of_the_cpu() -> None:
     pairs = {f"{case.name}/{order}" for case in cross_encoders.CASES for order in cross_encoders.ORDERS}
     others = {name for name in EMBEDDING_JOBS if not name.startswith("cross_encoder/")}
     assert {case.name for case in cross_encoders.CASES} | others == set(EMBEDDING_JOBS)
-    assert {*report.STEPS, *report.MEMORY} == others and set(report.CROSS) == pairs, "what is shown is what is measured"
+    assert {*report.STEPS, *report.MEMORY, *report.PACKED} == others and set(report.CROSS) == pairs, (
+        "what is shown is what is measured"
+    )
 
 
 def test_tables_of_the_newest_figures() -> None:
@@ -189,6 +192,26 @@ def test_pairs_of_cross_encoders() -> None:
                 len(ids) for ids in cross_encoders.tokenizer()(*map(list, zip(*batch, strict=True)))["input_ids"]
             ]
             assert len(lengths) == case.passages and min(lengths) >= 0.9 * max(lengths)
+
+
+def test_rows_of_several_texts_give_what_padded_ones_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    for name, small in {"BASE": BY_NAME["tiny"], "LAYERS": 1, "TEXTS": 5, "ROW": 12}.items():
+        monkeypatch.setattr(block_diagonal, name, small)
+    monkeypatch.setattr(block_diagonal, "MIXES", {"small": lambda: np.array([3, 7, 1, 10, 4])})
+    result = block_diagonal.run_mix("small", 1)
+    assert result["fill"] == 0.5 and result["fill_of_rows"] == round(25 / 33, 4) and result["real_tokens"] == 25
+    rows = block_diagonal.rows_of
+
+    def without_a_mask(texts: Any, rows: Any) -> Any:
+        inputs, owner = laid_out(texts, rows)
+        return inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}, owner
+
+    laid_out = block_diagonal.laid_out
+    assert rows([3, 7, 1, 10, 4]) == [[3, 2], [1, 4], [0]]
+    monkeypatch.setattr(block_diagonal, "laid_out", without_a_mask)
+    with pytest.raises(RuntimeError, match="hidden states differ"):
+        block_diagonal.run_mix("small", 1)
 
 
 def test_memory_does_not_grow_with_the_square() -> None:
