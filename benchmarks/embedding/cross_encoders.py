@@ -14,7 +14,8 @@ many pairs in the order of their numbers of tokens. (`predict` itself sorts by c
 
 sentence-transformers' own removal of padding (`unpad_inputs`) is for models without a head: here it is no contestant.
 They take turns, by CPU time of the process. All must have the same scores, or without dropout the same loss and
-gradients, or there is no result. The compiler's cache is empty before.
+gradients, or there is no result. `compiled_first_s` are the seconds of the first batches under the compiler, which finds
+in its cache what it has compiled before (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has it find nothing).
 """
 
 import tempfile
@@ -177,12 +178,10 @@ def write_model(case: CrossCase, folder: Path) -> None:
 
 def run_case(case: CrossCase, rounds: int) -> Iterator[dict[str, Any]]:
     """Times one case, on one thread: a result for each order. RuntimeError where contestants differ."""
-    from torch._inductor.utils import fresh_cache
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with fresh_cache(), tempfile.TemporaryDirectory() as text:
+        with tempfile.TemporaryDirectory() as text:
             write_model(case, folder := Path(text))
             contestants = {name: Contestant(name, case, folder) for name in PROVIDERS}
             began = time.perf_counter()
