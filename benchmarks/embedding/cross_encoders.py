@@ -14,8 +14,8 @@ many pairs in the order of their numbers of tokens. (`predict` itself sorts by c
 
 sentence-transformers' own removal of padding (`unpad_inputs`) is for models without a head: here it is no contestant.
 They take turns, by CPU time of the process. All must have the same scores, or without dropout the same loss and
-gradients, or there is no result. `compiled_first_s` are the seconds of the first batches under the compiler, which finds
-in its cache what it has compiled before (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has it find nothing).
+gradients, or there is no result. `compiled_first_s`: seconds of the first batches under the compiler, which finds in
+its cache what it compiled before (nothing with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1).
 """
 
 import tempfile
