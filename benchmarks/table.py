@@ -163,7 +163,8 @@ def _front_row_of_cross_encoders() -> list[tuple[str, ...]]:
         ratios = [line["ratio"] for case, line in lines.items() if f"/{work}/" in case]
         if not ratios:
             return []
-        spans.append(f"**{min(ratios):.1f} to {max(ratios):.1f}x**")
+        least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        spans.append(f"**{least if least == most else f'{least} to {most}'}x**")
     hardware = f"{_processors(lines.values())}, {_threads(list(lines.values()))}, fp32"
     work = "a CrossEncoder, beside the best of [untouched and compiled](docs/embeddings.md#cross-encoders)"
     return [(hardware, work, f"scores {spans[0]}, training {spans[1]}", "", "")]
