@@ -82,7 +82,8 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
     }  # fmt: skip
     memory = {"case": "batch_memory/tiny", "pairs": [1024, 2048], "bytes": [10**7, 3 * 10**7]}
     sparse = {
-        "case": "splade/minilm/16/1", "pairs": 16, "fill": 0.5, "bert_fast_cpu_s": 2.0, "theirs_cpu_s": 4.5, "ratio": 2.25
+        "case": "splade/minilm/16/1", "pairs": 16, "fill": 0.5, "bert_fast_cpu_s": 2.0, "theirs_cpu_s": 4.5,
+        "ratio": 2.25,
     }  # fmt: skip
     sizes = {"texts": 32, "length": 256, "bert_fast_bytes": 2 * 10**8, "theirs_bytes": 5 * 10**9, "share": 0.04}
     cross = {
