@@ -23,7 +23,7 @@ help:
 	@echo "make lint        ruff, mypy and clang-format, checks only;  make format  rewrites"
 	@echo "make cpp         the C++ tests alone, under sanitizers"
 	@echo "make sanitize    the Python extension under sanitizers, driven by the tests of ops and tokenizer"
-	@echo "make bench       benchmarks on this machine's own device"
+	@echo "make bench       benchmarks on this machine's processor"
 	@echo "make gpu         all that needs a GPU, in nine minutes, into RESULTS_DIR (benchmarks/results)"
 	@echo "make gpu-smoke   every kernel once on a GPU, in 90 seconds: the first thing to run on one"
 	@echo "make gpu-ahead   compiles for these two on a machine without a GPU"
@@ -117,7 +117,7 @@ release-notes: python
 	@cat build/release_notes.md
 
 clean:
-	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks bert_fast.egg-info
+	rm -rf build dist demo_output .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis bert_fast.egg-info
 	rm -f bert_fast/_native*.so
 	find bert_fast benchmarks tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -12,7 +12,7 @@ gpu/              `make gpu` and its like: all of it that needs a GPU, in parts 
                   kernel once, is one of them; what is owed to a GPU; tables of what is stored
 gemm_tuning/      which tile of our matrix product, or the library, on a GPU
 aot/              the ahead-of-time gate: what the kernels compile to, without a GPU
-plot/             `make plots`: stored results as pictures and one page
-kit/              what they share: clocks, the command of a study, results as JSON lines, goals, Markdown
+plot/             `make plots`: stored results as one page of pictures and tables
+kit/              what they share: clocks, the command of a study, results as JSON lines, Markdown
 results/          what was measured: of every case the newest; `make results` drops what newer lines replace
 """

@@ -7,9 +7,11 @@ fails where a page or the picture is not of the stored results.
 import argparse
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.embedding.report import CROSS
 from benchmarks.gpu import report as gpu
 from benchmarks.gpu import step_report
 from benchmarks.kit.markdown import page_with, table
@@ -148,8 +150,24 @@ def render_front() -> str:
         hardware = f"{name}, {_threads(list(results.values()))}, fp32"
         rows.append((hardware, "training and inference, padded batches", span(results, True), "", ""))
         rows.append((hardware, "training and inference, nothing padded", span(results, False), "", ""))
+    rows += _front_row_of_cross_encoders()
     memory = "memory of a step: untouched / `fuse` / own classes"
     return table(("hardware", "work", "speed-up by `fuse`", "by own classes", memory), rows)
+
+
+def _front_row_of_cross_encoders() -> list[tuple[str, ...]]:
+    """One row, or none where scores or training steps were not timed."""
+    lines = {case: line for case, line in newest().items() if case in CROSS}
+    spans = []
+    for work in ("score", "train"):
+        ratios = [line["ratio"] for case, line in lines.items() if f"/{work}/" in case]
+        if not ratios:
+            return []
+        least, most = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        spans.append(f"**{least if least == most else f'{least} to {most}'}x**")
+    hardware = f"{_processors(lines.values())}, {_threads(list(lines.values()))}, fp32"
+    work = "a CrossEncoder, beside the best of [untouched and compiled](docs/embeddings.md#cross-encoders)"
+    return [(hardware, work, f"scores {spans[0]}, training {spans[1]}", "", "")]
 
 
 def picture() -> str:
@@ -185,7 +203,7 @@ def picture_of_the_rest() -> str:
     parts.append(("Tokenizer beside the fastest other with the right ids", _tokenizers()))
     threads = _threads([line for _, lines in parts for line in lines.values()])
     notes = (f"1x (grey) is the other side of each comparison; {threads}, fp32.",)
-    groups = tuple(_group(f"{title} ({_processors(lines)})", lines) for title, lines in parts)
+    groups = tuple(_group(f"{title} ({_processors(lines.values())})", lines) for title, lines in parts)
     return as_svg(Picture("Tokens per second, the rest of what is measured", groups, notes))
 
 
@@ -205,12 +223,13 @@ def _tokenizers() -> dict[str, Line]:
     return lines
 
 
-def _processors(lines: dict[str, Line]) -> str:
-    return ", ".join(sorted({_short(line["processor"]) for line in lines.values()}))
+def _processors(lines: Iterable[Line]) -> str:
+    return ", ".join(sorted({_short(line["processor"]) for line in lines}))
 
 
 def _threads(lines: list[Line]) -> str:
-    return f"{' or '.join(map(str, sorted({line['threads'] for line in lines})))} threads"
+    numbers = sorted({line["threads"] for line in lines})
+    return f"{' or '.join(map(str, numbers))} thread{'' if numbers == [1] else 's'}"
 
 
 TABLES = {

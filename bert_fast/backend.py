@@ -170,6 +170,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "linear_gelu"),
         _implementation("reference", "linear_gelu"),
     ),
+    "maxsim": (
+        _implementation("triton", "maxsim", _triton_reasons),
+        _implementation("torch", "maxsim"),
+        _implementation("reference", "maxsim"),
+    ),
     "mlp": (
         _implementation("triton", "mlp", _triton_reasons),
         _implementation("torch", "mlp"),
@@ -184,6 +189,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("triton", "qkv_projection", _triton_reasons),
         _implementation("torch", "qkv_projection"),
         _implementation("reference", "qkv_projection"),
+    ),
+    "splade": (
+        _implementation("triton", "splade", _triton_reasons),
+        _implementation("torch", "splade"),
+        _implementation("reference", "splade"),
     ),
 }
 

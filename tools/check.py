@@ -23,7 +23,8 @@ Without arguments all run but the last three.
 
 After cpp, python and interpreter, `python -m tools.suite_counts compare` fails if fewer tests ran than are on record.
 Every check runs even when an earlier one failed; the exit status is 1 if any did. Commands of lint, cpp and names run
-two at a time, each with its output in one piece when it ends.
+two at a time beside the tests in Python, by what these leave of the cores, each with its output in one piece: when it
+ends, or when the tests that run then end.
 """
 
 import argparse
@@ -35,7 +36,9 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +56,13 @@ SANITIZED_TESTS = ("ops", "torch", "tokenization", "null_driver/test_programs.py
 # Blocks of that file which the thread sanitizer leaves out: what threads do to each other shows on the others.
 NOT_FOR_THREADS = ("every code point", "real texts")
 JOBS = min(2, os.cpu_count() or 1)
-OUTPUT = threading.Lock()
+OUTPUT = threading.RLock()
+STREAMS: list[None] = []  # one for each command that writes its output as it comes
+SHOWN_LATER: list[bytes] = []  # of commands that ended while another wrote its output as it came
+FINISHED: defaultdict[str, threading.Event] = defaultdict(threading.Event)  # commands by name
 CORES = threading.Semaphore(JOBS)  # of commands whose output is shown when they end
 AT_ONCE = ("lint", "cpp", "names")  # so that a core that one of them leaves idle goes on with another
+AFTER_OTHERS = ["nice", "-n", "10"] if shutil.which("nice") else []
 WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"} if JOBS > 1 else {}  # two processes share two cores
 
 # Set by a user for other runs; here they would change what is tested, the last one how long it takes: every process
@@ -171,8 +178,10 @@ def python(*options: str) -> list[Outcome]:
 
 
 def python_and_names() -> list[Outcome]:
-    """pytest writes down the names that it finds, beside those of `suite_names elsewhere`, which ran before."""
-    return python("-p", "tools.suite_names") + names("compare")
+    """pytest writes down the names that it finds, beside those of `suite_names elsewhere`, which runs meanwhile."""
+    outcomes = python("-p", "tools.suite_names")
+    FINISHED["names of tests"].wait()
+    return outcomes + names("compare")
 
 
 def interpreter() -> list[Outcome]:
@@ -250,8 +259,11 @@ def _tool(name: str) -> str:
 
 def _run(name: str, command: list[str], environment: dict[str, str] | None = None, *, whole: bool = False) -> Outcome:
     """Runs a command at the project's root; whole: beside others, when a core is free, its output shown at its end."""
-    with CORES if whole else contextlib.nullcontext():
-        return _run_now(name, command, environment, whole)
+    try:
+        with CORES if whole else contextlib.nullcontext():
+            return _run_now(name, command, environment, whole)
+    finally:
+        FINISHED[name].set()
 
 
 def _run_now(name: str, command: list[str], environment: dict[str, str] | None, whole: bool) -> Outcome:
@@ -262,18 +274,41 @@ def _run_now(name: str, command: list[str], environment: dict[str, str] | None, 
     output.flush()
     start = time.monotonic()
     last_line = b""
+    command = [*AFTER_OTHERS, *command] if whole else command
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
-        while chunk := process.stdout.read1():  # by what is there, not by line: pytest's dots appear at once
-            output.write(chunk)
-            output.flush()
-            last_line = (last_line + chunk)[-4096:]
+        with contextlib.nullcontext() if whole else _alone_on_stdout():
+            while chunk := process.stdout.read1():  # by what is there, not by line: pytest's dots appear at once
+                output.write(chunk)
+                output.flush()
+                last_line = (last_line + chunk)[-4096:]
     if isinstance(output, io.BytesIO):
-        with OUTPUT:
-            sys.stdout.buffer.write(output.getvalue())
-            sys.stdout.buffer.flush()
+        _show(output.getvalue())
     lines = last_line.decode(errors="replace").strip().splitlines()
     return Outcome(name, process.returncode, time.monotonic() - start, lines[-1].strip("= ") if lines else "")
+
+
+def _show(text: bytes) -> None:
+    """Writes it now or, while another command writes as its output comes, behind that command's."""
+    with OUTPUT:
+        if STREAMS:
+            SHOWN_LATER.append(text)
+        else:
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _alone_on_stdout() -> Iterator[None]:
+    with OUTPUT:
+        STREAMS.append(None)
+    try:
+        yield
+    finally:
+        with OUTPUT:
+            STREAMS.pop()
+            later, SHOWN_LATER[:] = b"".join(SHOWN_LATER), []
+            _show(later)
 
 
 def main() -> int:
@@ -289,9 +324,18 @@ def main() -> int:
     chosen = arguments.checks or [name for name in CHECKS if name not in NOT_BY_DEFAULT]
     checks = CHECKS | (TOGETHER if TOGETHER.keys() <= {*chosen} else {})
     with ThreadPoolExecutor(len(AT_ONCE)) as threads:
-        first = [*threads.map(lambda name: checks[name](), (name for name in chosen if name in AT_ONCE))]
-    alone = (checks[name]() for name in chosen if name not in AT_ONCE)
-    return report([outcome for done in (*first, *alone) for outcome in done], start)
+        beside = {name: threads.submit(checks[name]) for name in chosen if name in AT_ONCE}
+        if "cpp" in beside:
+            _wait_for_texts(beside["cpp"])
+        alone = [outcome for name in chosen if name not in AT_ONCE for outcome in checks[name]()]
+        first = [outcome for one in beside.values() for outcome in one.result()]
+    return report(first + alone, start)
+
+
+def _wait_for_texts(cpp: "Future[list[Outcome]]") -> None:
+    """The Python tests read what this check writes first."""
+    while not FINISHED["texts write"].wait(0.1) and not cpp.done():
+        pass
 
 
 def report(outcomes: list[Outcome], start: float) -> int:

@@ -20,6 +20,7 @@ csrc/wordpiece/unicode_tables.inc and bert_fast/reference/_unicode_tables.py; te
 import argparse
 import sys
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tokenizers
@@ -35,6 +36,24 @@ BLOCK = 128  # code points per block of the two-stage table; the size with the s
 FLAGS = ("whitespace", "control", "punctuation", "cjk", "mark", "word")
 
 
+def of_changed_blocks(change: Callable[[str], object], form: str, *others: str) -> Iterator[int]:
+    """Code points of which `change` may make something: those whose block, each in this form, it does not leave alone.
+
+    Most code points are letters or nothing at all; the library is asked for 128 of these at once.
+    """
+    for start in range(0, len(CODE_POINTS), BLOCK):
+        block = CODE_POINTS[start : start + BLOCK]
+        texts = [each_in(one, block) for one in (form, *others)]
+        if any(change(text) != text for text in texts):
+            yield from block
+
+
+def each_in(form: str, block: list[int]) -> str:
+    """`form` with each of these code points in the place of {}, one after the other."""
+    before, after = form.split("{}")
+    return before + (after + before).join(map(chr, block)) + after
+
+
 def bert_normalizer(**switches: bool) -> normalizers.BertNormalizer:
     """A BertNormalizer that does only what is switched on."""
     every = dict.fromkeys(("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"), False)
@@ -48,15 +67,21 @@ def probe_sets() -> dict[str, set[int]]:
     chinese = bert_normalizer(handle_chinese_chars=True)
     strip = bert_normalizer(strip_accents=True)
     splitter = pre_tokenizers.BertPreTokenizer()
-    for c in CODE_POINTS:
-        text = f"a{chr(c)}b"
+
+    def split(text: str) -> object:
         words = [word for word, _ in splitter.pre_tokenize_str(text)]
+        return text if words == [text] else words
+
+    for c in of_changed_blocks(split, "a{}b"):
+        words = split(f"a{chr(c)}b")
         if words == ["a", "b"]:
             sets["whitespace"].add(c)
         elif words == ["a", chr(c), "b"]:
             sets["punctuation"].add(c)
         else:
-            assert words == [text], (c, words)
+            assert words == f"a{chr(c)}b", (c, words)
+    for c in of_changed_blocks(clean.normalize_str, "a{}b"):
+        text = f"a{chr(c)}b"
         cleaned = clean.normalize_str(text)
         if cleaned == "ab":
             sets["control"].add(c)
@@ -64,10 +89,13 @@ def probe_sets() -> dict[str, set[int]]:
             assert c in sets["whitespace"], c
         else:
             assert cleaned == text, c
-        if chinese.normalize_str(text) != text:
-            assert chinese.normalize_str(text) == f"a {chr(c)} b", c
+    for c in of_changed_blocks(chinese.normalize_str, "a{}b"):
+        spaced = chinese.normalize_str(f"a{chr(c)}b")
+        if spaced != f"a{chr(c)}b":
+            assert spaced == f"a {chr(c)} b", c
             sets["cjk"].add(c)
-        if strip.normalize_str(text) == "ab":
+    for c in of_changed_blocks(strip.normalize_str, "a{}b"):
+        if strip.normalize_str(f"a{chr(c)}b") == "ab":
             sets["mark"].add(c)
     # The library cleans whitespace to a space unless it is a control character; both facts together are its rule.
     for c in sets["whitespace"] - sets["control"]:
@@ -81,25 +109,39 @@ def probe_word_characters(whitespace: set[int]) -> set[int]:
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     tokenizer.add_tokens([AddedToken("x", single_word=True, normalized=False)])
     tokenizer.add_tokens([AddedToken("<", lstrip=True, rstrip=True, normalized=False)])
-    x = tokenizer.token_to_id("x")
+    x, bracket = tokenizer.token_to_id("x"), tokenizer.token_to_id("<")
     word = set()
-    for c in CODE_POINTS:
-        before, after = (tokenizer.encode(text).ids for text in (chr(c) + "x", "x" + chr(c)))
-        if c in (ord("x"), ord("<")):
-            if c == ord("x"):
-                word.add(c)
+
+    def found(form: str, block: list[int]) -> int:
+        return tokenizer.encode(each_in(form, block)).ids.count(x)
+
+    for start in range(0, len(CODE_POINTS), BLOCK):
+        block = CODE_POINTS[start : start + BLOCK]
+        in_brackets = tokenizer.encode("".join(f"{chr(c)}<{chr(c)}a" for c in block))
+        spans = zip(in_brackets.ids, in_brackets.offsets, strict=True)
+        strips = any(last - first > 1 for one, (first, last) in spans if one == bracket)
+        counts = {found("{}x ", block), found("x{} ", block)}
+        if start > 0 and not strips and whitespace.isdisjoint(block) and counts in ({0}, {len(block)}):
+            word.update(block if counts == {0} else ())  # all alike
             continue
-        assert (x in before) == (x in after), c
-        if x not in before:
-            word.add(c)
-        stripped = tokenizer.encode(f"{chr(c)}<{chr(c)}").ids
-        assert (len(stripped) == 1) == (c in whitespace), c
+        for c in block:
+            before, after = (tokenizer.encode(text).ids for text in (chr(c) + "x", "x" + chr(c)))
+            if c in (ord("x"), ord("<")):
+                if c == ord("x"):
+                    word.add(c)
+                continue
+            assert (x in before) == (x in after), c
+            if x not in before:
+                word.add(c)
+            stripped = tokenizer.encode(f"{chr(c)}<{chr(c)}").ids
+            assert (len(stripped) == 1) == (c in whitespace), c
     return word
 
 
 def probe_map(normalizer: normalizers.Normalizer) -> dict[int, str]:
     """Code points that the normalizer changes, with what they become."""
-    return {c: mapped for c in CODE_POINTS if (mapped := normalizer.normalize_str(chr(c))) != chr(c)}
+    change = normalizer.normalize_str
+    return {c: mapped for c in of_changed_blocks(change, "a{}b") if (mapped := change(chr(c))) != chr(c)}
 
 
 def probe_combining_classes(nfd: dict[int, str]) -> dict[int, int]:
@@ -120,7 +162,7 @@ def probe_combining_classes(nfd: dict[int, str]) -> dict[int, int]:
         if value and c not in nfd and swaps(greatest, chr(c)):  # the library may be too old to know a mark
             yardstick.setdefault(value, chr(c))
     classes = {}
-    for c in CODE_POINTS:
+    for c in of_changed_blocks(normalize, f"a{greatest}{{}}", f"a{{}}{second}"):
         if c in nfd or not (swaps(greatest, chr(c)) or swaps(chr(c), second)):
             continue
         # The class is the smallest yardstick class whose mark does not stay in front of a smaller one.
@@ -254,11 +296,14 @@ def cpp_table(sets: dict[str, set[int]], lower: dict, nfd: dict, classes: dict[i
             pool.extend(ord(m) for m in mapped)
         return pool_index[mapped], len(mapped)
 
+    flags = [0] * LIMIT
+    for bit, name in enumerate(FLAGS):
+        for c in sets[name]:
+            flags[c] |= 1 << bit
     records: dict[tuple[int, ...], int] = {}
     record_of = []
     for c in range(LIMIT):
-        flags = sum(1 << bit for bit, name in enumerate(FLAGS) if c in sets[name])
-        record = (flags, classes.get(c, 0), *pooled(nfd.get(c)), *pooled(lower.get(c)))
+        record = (flags[c], classes.get(c, 0), *pooled(nfd.get(c)), *pooled(lower.get(c)))
         record_of.append(records.setdefault(record, len(records)))
     blocks: dict[tuple[int, ...], int] = {}
     index = [

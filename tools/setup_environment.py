@@ -7,7 +7,8 @@ Each step keeps a hash of what it depends on in `<venv>/bert_fast_setup.json` an
 
     packages   build tools, bert_fast (editable) with its extras, the demo's weights, torch (only when none is there)
     extension  `bert_fast._native`, built in place (incremental)
-    compat     `.compat/`: an older transformers as second oracle of the parity tests (`requirements-compat.txt`)
+    compat     `.compat/`: an older transformers as second oracle of the parity tests (`requirements-compat.txt`),
+               beside the other two
 
 The site and the wheels have the first step alone, without bert_fast and torch: `APART` says what they need.
 
@@ -24,8 +25,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +69,16 @@ def _set_up(profile: str, venv: Path) -> None:
         _timed("virtual environment", lambda: _create_venv(venv))
     stamp = venv / "bert_fast_setup.json"
     done = json.loads(stamp.read_text()) if stamp.exists() else {}
+    writing = threading.Lock()
 
     def step(name: str, dependencies: Iterable[Path], action: Callable[[], None], is_there: bool = True) -> None:
         wanted = _hash(dependencies)
         if done.get(name) == wanted and is_there:
             return
         _timed(name, action)
-        done[name] = wanted
-        _write_atomically(stamp, json.dumps(done, indent=1))
+        with writing:
+            done[name] = wanted
+            _write_atomically(stamp, json.dumps(done, indent=1))
 
     if profile in APART:
         locked = LOCK / f"{profile}.txt"
@@ -84,16 +89,20 @@ def _set_up(profile: str, venv: Path) -> None:
     packages = [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *locks]
     # The packages for tests contain those for the demo.
     covered = done.get("packages: test") == _hash(packages)
-    if profile == "test" or not covered:
-        step(f"packages: {profile}", packages, lambda: _install_packages(python, profile))
     sources = [ROOT / "setup.py", ROOT / "CMakeLists.txt", ROOT / "bert_fast" / "_version.py"]
     for folder in ("wordpiece", "unigram", "cpu", "api", "bindings"):
         sources += sorted(path for path in (ROOT / "csrc" / folder).rglob("*") if path.is_file())
-    built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
-    step("extension", sources, lambda: _build_extension(python), built)
-    if profile == "test" and COMPAT_REQUIREMENTS.exists():
-        compat = [COMPAT_REQUIREMENTS, *LOCK.glob("compat.txt")]
-        step("compat", compat, lambda: _install_compat(python), COMPAT_DIR.is_dir())
+    with ThreadPoolExecutor(1) as beside:
+        compat = None
+        if profile == "test" and COMPAT_REQUIREMENTS.exists():
+            files = [COMPAT_REQUIREMENTS, *LOCK.glob("compat.txt")]
+            compat = beside.submit(step, "compat", files, lambda: _install_compat(python), COMPAT_DIR.is_dir())
+        if profile == "test" or not covered:
+            step(f"packages: {profile}", packages, lambda: _install_packages(python, profile))
+        built = any((ROOT / "bert_fast").glob("_native*.so")) or os.environ.get("BERT_FAST_NATIVE") == "0"
+        step("extension", sources, lambda: _build_extension(python), built)
+        if compat is not None:
+            compat.result()
 
 
 def _create_venv(venv: Path) -> None:

@@ -1,1 +1,1 @@
-"""Embedding models: contrastive steps and memory of large batches, beside sentence-transformers."""
+"""Embedding models and cross-encoders beside sentence-transformers: steps, scores, memory of large batches."""

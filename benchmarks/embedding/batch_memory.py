@@ -43,13 +43,16 @@ def measure(shape: str, num_pairs: int) -> int:
         losses.cached_loss(encode, parts, lambda made: losses.in_batch_negatives(made[:, 0], made[:, 1])).backward()
 
     step(PART)
-    before = _peak()
+    before = peak()
     step(num_pairs)
-    return _peak() - before
+    return peak() - before
 
 
-def _peak() -> int:
-    """Of this program: what `getrusage` says on Linux is never less than that of the process which started it."""
+def peak() -> int:
+    """The most bytes of this program so far.
+
+    What `getrusage` says on Linux is never less than that of the process which started it.
+    """
     try:
         with open("/proc/self/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -4,7 +4,6 @@
     python -m benchmarks.gpu --parts smoke --minutes 1.5 [--only-red FILE]  every kernel once; the first thing to run
     python -m benchmarks.gpu --parts memcheck,racecheck                     every kernel once under compute-sanitizer
     python -m benchmarks.gpu --parts ahead --device sm_90 --minutes 60      compiles on a machine without a GPU
-    python -m benchmarks.gpu --ptxas FILE        what compares, once more by kernels that another ptxas has made
 
 Every part runs in processes of its own (a kernel that crashes the device's context takes its own process with it) and
 has a budget; what an earlier part does not use goes to those after it, so a part always has at least its budget. A
@@ -31,7 +30,6 @@ from benchmarks.gpu.driver import Part, Process, run_parts, say
 from benchmarks.gpu.run import Run, chosen, is_dry, probe, process_environment
 from benchmarks.gpu.smoke import WHOLE, Smoke, red_cases
 from benchmarks.gpu.summary import red, summary
-from benchmarks.kit.assembler import use_assembler
 from benchmarks.kit.results import RESULTS, ROOT, Recorder, slug
 from tools.null_driver.driver import DEVICES
 
@@ -46,11 +44,8 @@ NEEDS = {
     "finetune": ("ceilings",),
     "runs": ("ceilings",),
     "peers": ("time",),
-    "tiles": ("verify",),
 }
 
-# What compares and times nothing: all that another ptxas than Triton's own is asked for.
-COMPARING = ("verify", "tests")
 # What runs only where it is asked for, and not beside others, and what its processes are called in `parts.py`.
 APART = {"smoke": "smoke", "memcheck": "sanitized", "racecheck": "sanitized", "ahead": "prepare"}
 
@@ -82,7 +77,7 @@ def parts_apart(names: Sequence[str], run_file: Path, only: Mapping[str, list[st
 
 
 def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
-    """The parts in order. Their budgets sum up to 512 s, which leaves 28 for starting and for the summary.
+    """The parts in order. Their budgets sum up to 502 s, which leaves 38 for starting and for the summary.
 
     What is verified comes before what is timed, since red cases are not timed; tests at full shapes repeat `verify` on
     more shapes and dtypes, so they come second; steps of fine-tuning and profiles tell most in little time; steps are
@@ -125,7 +120,6 @@ def parts_of(run_file: Path, families: Sequence[str], cores: int) -> list[Part]:
         Part("runs", 15, (part("runs", ""),)),
         Part("gemm", 25, (part("gemm", ""),)),
         Part("peers", 15, (part("peers", ""),)),
-        Part("tiles", 10, (part("tiles", ""),)),
         Part("compiled", 10, (part("steps", "compiled"),)),
         Part("compiled_finetune", 10, (part("finetune", "compiled"),)),
         # Tiles that are the likeliest to hang: nothing comes after them.
@@ -164,12 +158,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only-red", type=Path, metavar="FILE", help="smoke cases that were not green in this file")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu", *DEVICES), help="default: %(default)s")
     parser.add_argument("--size", default="gpu", choices=("gpu", "small"), help="of the cases; small: for a CPU")
-    parser.add_argument("--ptxas", type=Path, help="make kernels by this one; runs " + ",".join(COMPARING))
     options = parser.parse_args(arguments)
-    names, made_by = options.parts, {}
-    if options.ptxas is not None:
-        names = names if names == "smoke" else ",".join(chosen("parts with --ptxas", names, COMPARING))
-        made_by = {"ptxas": use_assembler(options.ptxas)}
+    names = options.parts
     apart = [name for name in APART if name in (names or "").split(",")]
     if apart:
         chosen("parts", names, apart)
@@ -186,7 +176,6 @@ def main(arguments: list[str] | None = None) -> int:
     if environment is None:
         print(f"no CUDA or ROCm device that the torch of {sys.executable} can use: nothing was run")
         return 1
-    environment |= made_by
     results = options.results or (RESULTS if options.device == "cuda" else ROOT / "build" / "gpu")
     results.mkdir(parents=True, exist_ok=True)
     name = slug(environment["gpu"] or f"no gpu {options.device}")

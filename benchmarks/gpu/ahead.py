@@ -31,8 +31,8 @@ def in_order(families: Sequence[str]) -> list[str]:
 def calls(what: str, run: Run) -> Iterator[tuple[str, Callable[[Any], object]]]:
     """Name and call, given a device, of what is to be compiled.
 
-    what: a family, for its cases; "whole", for whole models; "tuned", for all that parts `gemm` and `tiles` time;
-        "steps", for the training steps of BERT; "compiled", for those that part `compiled` times, by torch.compile.
+    what: a family, for its cases; "whole", for whole models; "tuned", for all that part `gemm` times; "steps",
+        for the training steps of BERT; "compiled", for those that part `compiled` times, by torch.compile.
     """
     if what == "whole":
         from benchmarks.gpu.whole import whole_cases
@@ -42,7 +42,6 @@ def calls(what: str, run: Run) -> Iterator[tuple[str, Callable[[Any], object]]]:
         import torch
 
         from benchmarks.gemm_tuning import timing
-        from benchmarks.kernels import attention_tiles
 
         if run.device == "cpu":
             return
@@ -50,7 +49,6 @@ def calls(what: str, run: Run) -> Iterator[tuple[str, Callable[[Any], object]]]:
         gpu: Any = SimpleNamespace(type="cuda") if is_dry(run.device) else torch.device(run.device)
         for product, tile in timing.preparations(gpu):
             yield f"{product.name} {tile}", partial(timing.prepare, product, tile)
-        yield from ((group.name, partial(attention_tiles.prepare, group)) for group in attention_tiles.GROUPS)
     elif what == "steps":
         for case in step_cases():
             yield from ((f"{case.name} {name}", partial(run_steps, case, name)) for name in ("bert_fast", "fused"))

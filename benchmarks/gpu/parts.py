@@ -11,7 +11,6 @@
     time       bert_fast, eager and compiled in turn, cases of all families that verified green only
     peers      bert_fast and other libraries in turn, for the cases of all families that have any
     gemm       the library's matrix products and ours in turn, with every tile; what a device's table is made from
-    tiles      attention's tiles and alternatives in turn
     profile    where the device's time of training steps goes: kernels by name, launches, gaps
     steps      whole steps of pre-training against transformers', with MFU
     finetune   whole steps of fine-tuning against transformers' and flash attention on flattened inputs
@@ -38,7 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks.gemm_tuning import timing as gemm_tuning
-from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Product
+from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS
 from benchmarks.gpu import checks
 from benchmarks.gpu.ahead import calls
 from benchmarks.gpu.run import Run, is_dry
@@ -46,7 +45,7 @@ from benchmarks.gpu.sanitizer import THROUGH
 from benchmarks.gpu.smoke import GREEN, WHOLE
 from benchmarks.gpu.summary import shown
 from benchmarks.gpu.whole import whole_cases
-from benchmarks.kernels import attention_tiles, timing
+from benchmarks.kernels import timing
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.ceilings import ceilings_of, measure_ceilings
 from benchmarks.kit.clock import Seconds
@@ -264,7 +263,7 @@ def _launched_by_case(job: Job) -> dict[str, dict[str, str]]:
 def _most_telling_first(job: Job, cases: Iterable[KernelCase]) -> list[KernelCase]:
     """Every kernel, then every family, as early as possible: should time run out, variations are missing.
 
-    Families take turns, each with 16,384 tokens, the size that goals are set for, first. In that order come the cases
+    Families take turns, each with 16,384 tokens, the size that pages show, first. In that order come the cases
     that launch a kernel which none before them launches, and then the others.
     """
     by_family: dict[str, list[KernelCase]] = {}
@@ -282,26 +281,17 @@ def _most_telling_first(job: Job, cases: Iterable[KernelCase]) -> list[KernelCas
     return with_a_new_kernel + others
 
 
-def gemm(job: Job, products: Iterable[Product] | None = None) -> bool:
+def gemm(job: Job) -> bool:
     """Times matrix products: the library, and each tile.
 
     family: "specialized" for the tiles that have warps of their own for loads, "" for all others. Those are the
     likeliest to hang, which would cost all that follows in the same process: so the others come first, in another.
     """
     is_specialized, rounds = job.family == "specialized", job.run.rounds or gemm_tuning.ROUNDS
-    products = products or (SMALL_PRODUCTS if job.is_small else PRODUCTS)
+    products = SMALL_PRODUCTS if job.is_small else PRODUCTS
     if is_specialized:
-        products = [product for product in products if gemm_tuning.tiles_for(product, job.device, True)]
+        products = tuple(product for product in products if gemm_tuning.tiles_for(product, job.device, True))
     return job.each(products, "gemm", lambda one: gemm_tuning.time_product(one, job.device, rounds, is_specialized))
-
-
-def tiles(job: Job) -> bool:
-    """Times each candidate of attention's tiles."""
-    if not any(line["ok"] for line in job.stored("verify") if line["family"] == "attention"):
-        say("no case of attention verified green in this run: not timed")
-        return True
-    groups = attention_tiles.GROUPS
-    return job.each(groups, "tiles", lambda group: attention_tiles.time_group(group, job.device))
 
 
 def steps(job: Job) -> bool:
@@ -362,8 +352,8 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[Job], bool]] = {
     part.__name__.rstrip("_"): part
     for part in (
-        smoke, sanitized, prepare, ceilings, verify, compile_, time_, peers, gemm, tiles, profile, steps, finetune,
-        embedding, runs,
+        smoke, sanitized, prepare, ceilings, verify, compile_, time_, peers, gemm, profile, steps, finetune, embedding,
+        runs,
     )
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from benchmarks.plot.stored import Row, load
 from bert_fast.bench.picture import Bar, Group, Picture
 
 Line = dict[str, Any]
-_PROVIDERS = ("bert_fast", "graph", "fused", "fused_graphs", "sdpa", "eager", "compiled")
+_PROVIDERS = ("bert_fast", "graph", "fused", "fused_graphs", "sdpa", "eager", "flash", "compiled")
 _OF_FAMILIES = ("labelled", "fused", "sdpa")
 _CASE = re.compile(
     r"(?P<purpose>step|finetune)/(?:(?P<family>\w+)/)?(?P<shape>\w+)/(?P<lengths>\w+)@(?P<longest>\d+)/B(?P<texts>\d+)"
@@ -188,8 +188,8 @@ def _times(steps: Sequence[Step]) -> str:
     steps = [step for step in steps if step.is_bert]
     there = [name for name in _PROVIDERS if any(name in step.lines for step in steps)]
     ratios = [
-        ("bert_fast", "sdpa"), ("bert_fast", "eager"), ("bert_fast", "compiled"), ("fused", "sdpa"),
-        ("fused_graphs", "sdpa"), ("graph", "bert_fast"),
+        ("bert_fast", "sdpa"), ("bert_fast", "eager"), ("bert_fast", "flash"), ("bert_fast", "compiled"),
+        ("fused", "sdpa"), ("fused", "flash"), ("fused_graphs", "sdpa"), ("graph", "bert_fast"),
     ]  # fmt: skip
     return _table_of_times(steps, there, [pair for pair in ratios if {*pair} <= {*there}])
 

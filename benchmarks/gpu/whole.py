@@ -137,7 +137,7 @@ def check_same_bits(
     `differ_without` in the case's line: by dtype, of how many texts they differ where nobody asks.
     """
     if implementation("encoder_layer", OpSpec(device, torch.bfloat16)).backend != "triton":
-        raise Skipped("the choice is Triton's kernels'; on the CPU: python -m tools.same_bits")
+        raise Skipped("the choice is Triton's kernels'; on the CPU nothing needs it")
     torch.manual_seed(0)
     with torch.device(device):
         model = bert_fast.BertModel(shape.config(bert_fast.BertConfig, num_hidden_layers=layers)).eval()

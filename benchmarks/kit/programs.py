@@ -54,7 +54,12 @@ def digest(file: str, kernel: str) -> str:
 
 def program_of(path: Path) -> str:
     """Digest of a file's program: docstrings, comments and names of variables left out."""
-    body = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if not _is_text(node)]
+    return _program_of(path.read_text(encoding="utf-8"))
+
+
+@functools.cache  # of the text: many families need the same helpers
+def _program_of(text: str) -> str:
+    body = [node for node in ast.parse(text).body if not _is_text(node)]
     return hashlib.sha256("\n".join(map(_text, body)).encode()).hexdigest()[:16]
 
 

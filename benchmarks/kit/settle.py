@@ -25,7 +25,6 @@ _UNUSED = {
     "gemm": {"us_p20", "us_p80", "tflop_s"},
     "profile": {"gaps"},
     "step": {"gpu_share", "model_tflop_s", "real_tokens_per_s"},
-    "tiles": {"us_p20", "us_p80"},
     "timing": {"peers", "rotation", "equal_copy_gb_s", "copy_ceiling_gb_s", "matmul_ceiling_tflop_s"},
     "verify": {"seconds"},
 }

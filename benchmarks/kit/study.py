@@ -23,9 +23,11 @@ Job = Callable[[], Iterable[Line]]
 
 
 def one_line(line: Line) -> str:
-    """The figures of a result for the terminal: its own, then those of each entrant."""
-    parts = [_figures(line), *(f"{name} {_figures(figures)}" for name, figures in line.get("entrants", {}).items())]
-    return f"{line['case']}: {'; '.join(filter(None, parts))}"
+    """The figures of a result for the terminal: its own, then those of each entrant; or why there are none."""
+    named = " ".join(line[name] for name in ("case", "mode", "provider") if name in line)
+    entrants = (f"{name} {_figures(figures)}" for name, figures in line.get("entrants", {}).items())
+    parts = [line.get("reason"), _figures(line), *entrants]
+    return f"{named}: {'; '.join(filter(None, parts))}"
 
 
 def _figures(line: Line) -> str:

@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.kit.bert import BY_NAME, VOCAB_SIZE, Size
 from benchmarks.models.build import draw_lengths
+from benchmarks.models.flash import FLASH
 from benchmarks.models.real_lengths import QUANTILES
 from benchmarks.registry import Case
 
@@ -57,7 +58,9 @@ class StepCase:
     @property
     def providers(self) -> tuple[str, ...]:
         """Who takes part, ours first."""
-        return PROVIDERS if self.is_bert else FAMILY_PROVIDERS
+        if not self.is_bert:
+            return FAMILY_PROVIDERS
+        return PROVIDERS if self.lengths == "full" else (*PROVIDERS, FLASH)
 
     def draw(self) -> list[int]:
         """Lengths of the sequences. FileNotFoundError where those of real texts are not there."""
@@ -83,7 +86,7 @@ CASES = (
     StepCase("large", "even", 512, 64),
     StepCase("base", "even", 512, 16),
     StepCase("base", "full", 512, 64, is_compiled=True),
-    StepCase("base", "squad_windows_512_stride128", 512, 64),
+    StepCase("base", "squad_windows_512_stride128", 512, 64, is_compiled=True),
     StepCase("base", "squad_windows_512_stride128", 362, 16, vocab_size=250002, family="XLMRoberta"),
     StepCase("base", "full", 512, 32, vocab_size=50265, family="Roberta"),
 )

@@ -10,6 +10,7 @@ device, and see the same tokens:
     fused_graphs  the same after `bert_fast.fuse(model, graphs=...)`: its layers as two CUDA graphs; none on a CPU
     sdpa        transformers' BertForPreTraining with SDPA, on the padded batch
     eager       the same with its own attention
+    flash       the same on flattened inputs, with PyTorch's own FlashAttention-2 (`flash`); where lengths differ
     compiled    the same with SDPA under torch.compile, for the one shape
 
 Of other families than BERT, masked words alone, on the padded batch; theirs is what has a vocabulary of 250,002 words:
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from benchmarks.kit.bert import LABEL_SHARE
 from benchmarks.kit.clock import Times, interleaved
 from benchmarks.kit.results import reason
+from benchmarks.models import flash
 from benchmarks.models.build import our_model, their_model, with_weights_of
 from benchmarks.models.families import FAMILIES
 from benchmarks.models.step_cases import COMPILED_PROVIDERS, FUSED_GRAPHS, GRAPH, StepCase
@@ -47,10 +49,11 @@ WARMUP_STEPS = 3  # a graph is captured in the step after them
 
 @dataclass(frozen=True)
 class Batch:
-    """The same tokens and labels, padded and packed; all on the device."""
+    """The same tokens and labels, padded, packed and flattened (as `flash` has it); all on the device."""
 
     padded: dict[str, Tensor]
     packed: dict[str, Any]
+    flattened: dict[str, Any]
     lengths: list[int]
     num_labels: int
 
@@ -85,20 +88,23 @@ def make_batch(case: StepCase, device: torch.device) -> Batch:
     words = torch.randint(1, case.vocab_size, keep.shape, generator=generator)
     of_sentences = {}
     if case.is_bert:
-        of_sentences["next_sentence_label"] = torch.randint(0, 2, (len(lengths),), generator=generator).to(device)
+        of_sentences["next_sentence_label"] = torch.randint(0, 2, (len(lengths),), generator=generator)
     padded = {"input_ids": input_ids, "attention_mask": keep.long(), "labels": words.masked_fill(~is_asked, -100)}
     packed = {
         "input_ids": input_ids[keep],
         "cu_seqlens": boundaries(keep),
+        "max_seqlen": max(lengths),
         "masked_lm_positions": is_asked[keep].nonzero().squeeze(1),
         "labels": words[is_asked],
     }
-    return Batch(
-        {name: t.to(device) for name, t in padded.items()} | of_sentences,
-        {name: t.to(device) for name, t in packed.items()} | {"max_seqlen": max(lengths)} | of_sentences,
-        lengths,
-        int(is_asked.sum()),
-    )
+    flattened = flash.flattened(packed, padded["labels"][keep])
+    forms = [on_device(form | of_sentences, device) for form in (padded, packed, flattened)]
+    return Batch(*forms, lengths, int(is_asked.sum()))
+
+
+def on_device(form: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A form of a batch, made on the CPU."""
+    return {name: given.to(device) if isinstance(given, Tensor) else given for name, given in form.items()}
 
 
 def budget_of(batch: Batch) -> graphs.Budget:
@@ -130,10 +136,11 @@ class Contestant:
     graph. Raises BackendError without CUDA where layers are graphs.
     """
 
-    attentions: ClassVar[dict[str, str]] = {"eager": "eager"}
+    attentions: ClassVar[dict[str, str]] = {"eager": "eager", flash.FLASH: flash.ATTENTION}
 
     def __init__(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module, compile_backend: str) -> None:
         self._device = batch.padded["input_ids"].device
+        self._is_flattened = provider == flash.FLASH
         self._inputs = self._inputs_of(provider, batch)
         self.model = self._model_of(provider, case, batch, donor).train()
         self._call: Callable[..., Any] = self.model
@@ -148,6 +155,8 @@ class Contestant:
     def _inputs_of(self, provider: str, batch: Batch) -> dict[str, Any]:
         if provider in ("bert_fast", GRAPH):
             return batch.packed
+        if self._is_flattened:
+            return batch.flattened
         return dict(batch.padded) | ({"output_logits": False} if provider == "labelled" else {})
 
     def _model_of(self, provider: str, case: StepCase, batch: Batch, donor: nn.Module) -> nn.Module:
@@ -155,6 +164,8 @@ class Contestant:
             return our_model(donor)
         if provider == FUSED_GRAPHS:
             graphs.check_device(provider, self._device)
+        if self._is_flattened:
+            flash.register()
         attention = self.attentions.get(provider, "sdpa")
         theirs = with_weights_of(donor, lambda: their_step_model(case, attention))
         if provider == FUSED_GRAPHS:
@@ -164,7 +175,10 @@ class Contestant:
     def loss(self) -> Tensor:
         """Of the batch."""
         with torch.autocast(self._device.type, torch.bfloat16):
-            return self._call(**self._inputs).loss
+            return self._loss_of_flattened() if self._is_flattened else self._call(**self._inputs).loss
+
+    def _loss_of_flattened(self) -> Tensor:
+        return flash.pretraining_loss(self.model, self._inputs)
 
     def step(self) -> None:
         """One whole step; returns when the device is through."""

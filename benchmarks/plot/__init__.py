@@ -1,1 +1,1 @@
-"""`python -m benchmarks.plot`: stored results as pictures and one page."""
+"""`python -m benchmarks.plot`: stored results as one page of pictures and tables."""

@@ -5,8 +5,8 @@
     python -m benchmarks.recipes --only wnut17/theirs --rounds 1
     python -m benchmarks.recipes --tables [--write]     the tables of docs/recipes.md; --write puts them there
 
-Results go to `benchmarks/results/recipes.jsonl`, a line for each recipe, side and seed. The sides are ours, theirs and,
-of xquad, masked: theirs with padding kept out of the softmax. Threads: OMP_NUM_THREADS.
+Results go to `benchmarks/results/recipes.jsonl`, a line for each recipe, side and seed. The sides are ours and
+theirs. Threads: OMP_NUM_THREADS.
 """
 
 import json
@@ -30,7 +30,7 @@ def _run(recipe: cases.Recipe, side: str, seed: int) -> Iterator[Line]:
     else:
         from benchmarks.recipes import theirs
 
-        found = theirs.their_run(recipe, flags, masks_padding=side == "masked")
+        found = theirs.their_run(recipe, flags)
     yield {"kind": "recipe", "case": recipe.name, "side": side, "seed": seed, **found}
 
 

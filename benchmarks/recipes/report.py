@@ -13,7 +13,7 @@ Line = dict[str, Any]
 Lines = dict[tuple[str, str, int], Line]  # by recipe, side, seed
 
 PAGE = ROOT / "docs" / "recipes.md"
-SIDES = ("ours", "theirs")
+SIDES = {"ours": "bert_fast", "theirs": "transformers"}
 
 
 def stored(path: Path) -> Lines:
@@ -51,8 +51,7 @@ def _of_recipe(recipe: Recipe, lines: Lines) -> str:
     """A row for each side, of the runs with all its seeds."""
     rows = []
     columns = (*recipe.metrics, "loss")
-    names = {"ours": "bert_fast", "theirs": "transformers", "masked": "transformers, padding masked"}
-    for side, name in names.items():
+    for side, name in SIDES.items():
         if runs := runs_of(recipe, side, lines):
             figures = [_spread([run["metrics"][metric] for run in runs]) for metric in columns]
             padded = f"{mean(run['padded_tokens'] for run in runs):,.0f}" if "padded_tokens" in runs[0] else ""

@@ -22,8 +22,6 @@ from bert_fast.cli.arguments import ModelArguments, make_parser, parsed
 from bert_fast.training import TrainingArguments
 from bert_fast.training.tasks import task_named
 
-_SHARE_EVERY = 10  # steps
-
 Rows = list[dict[str, Any]]
 Scores = dict[str, float]
 
@@ -48,19 +46,14 @@ class Parts:
     scores: Callable[[Any], Scores]
 
 
-def their_run(recipe: Recipe, flags: dict[str, Any], masks_padding: bool = False) -> dict[str, Any]:
-    """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted.
-
-    Of the task qa also `padding_share`: the probability that the softmax over a window's positions has on padding, mean
-    of a batch, for every tenth step from the first on. masks_padding keeps padding out of that softmax.
-    """
+def their_run(recipe: Recipe, flags: dict[str, Any]) -> dict[str, Any]:
+    """As `cases.our_run`; `padded_tokens` are those of the batches, padding counted."""
     with tempfile.TemporaryDirectory() as directory:
         start = Path(directory) / "start"
         name, data = _save_start(recipe.task, flags, start)
         begun = time.perf_counter(), time.process_time()
         tokenizer = transformers.AutoTokenizer.from_pretrained(start)
         model = getattr(transformers, name).from_pretrained(start, attn_implementation="sdpa")
-        shares = _watch_padding(model, masks_padding) if recipe.task == "qa" else []
         parts = _PARTS[recipe.task](data, tokenizer, model)
         trainer = _CountingTrainer(
             model,
@@ -79,31 +72,8 @@ def their_run(recipe: Recipe, flags: dict[str, Any], masks_padding: bool = False
         "steps": trainer.state.global_step,
         "tokens": trainer.tokens,
         "padded_tokens": trainer.padded_tokens,
-        **({"padding_share": [round(share, 4) for share in shares[::_SHARE_EVERY]]} if shares else {}),
         **taken,
     }
-
-
-def _watch_padding(model: Any, masks: bool) -> list[float]:
-    """The share of probability on padding of every step from now on, as a list that grows; see `their_run`."""
-    kept: dict[str, torch.Tensor] = {}
-    shares: list[float] = []
-
-    def remember(module: Any, arguments: Any, keywords: Any) -> None:
-        kept["is_padding"] = keywords["attention_mask"] == 0
-
-    def watch(module: Any, arguments: Any, scores: torch.Tensor) -> torch.Tensor:
-        """scores [B, S, 2], of being the first and the last token of the answer."""
-        is_padding = kept["is_padding"][..., None]
-        if masks:
-            scores = scores.masked_fill(is_padding, torch.finfo(scores.dtype).min)
-        if module.training:
-            shares.append(float((scores.detach().softmax(dim=1) * is_padding).sum(dim=1).mean()))
-        return scores
-
-    model.register_forward_pre_hook(remember, with_kwargs=True)
-    model.qa_outputs.register_forward_hook(watch)
-    return shares
 
 
 def _save_start(task: str, flags: dict[str, Any], folder: Path) -> tuple[str, Any]:

@@ -1,7 +1,7 @@
 """Measures encoders as they are served on a CPU: bert_fast beside transformers, ONNX Runtime and OpenVINO.
 
     python -m benchmarks.serving --compile             half an hour; appends to results/serving.jsonl
-    python -m benchmarks.serving --only MiniLM/one --threads 1 --dry-run
+    python -m benchmarks.serving --only MiniLM/one --dry-run
     python -m benchmarks.serving --only start          load time and memory alone, two minutes
     python -m benchmarks.serving --tables              the tables of docs/results.md, from the stored results
 
@@ -27,6 +27,7 @@ from benchmarks.serving.speed import measure
 from benchmarks.serving.start import measure_start
 
 START_ROUNDS = 5
+THREADS = (1, 2)
 ROUNDS, ROUNDS_OF_BATCHES = 15, 5  # batches take long, and so vary little
 
 
@@ -48,7 +49,7 @@ def _speed(model: str, case_name: str, threads: int, options: Namespace) -> Iter
 
 def _start(model: str, options: Namespace) -> Iterator[Line]:
     """A line of the kind "serving_start", with the most threads alone."""
-    threads = max(options.threads)
+    threads = max(THREADS)
     found = measure_start(MODELS[model][0], threads, options.rounds or START_ROUNDS)
     yield {"kind": "serving_start", "case": f"serving/{model}/start", "threads": threads, **found, "clock": "wall"}
 
@@ -57,12 +58,11 @@ def _jobs(options: Namespace) -> dict[str, Job]:
     found: dict[str, Any] = {f"{model}/start": partial(_start, model, options) for model in MODELS}
     return found | {
         f"{model}/{case}, {threads} threads": partial(_speed, model, case, threads, options)
-        for model in MODELS for threads in options.threads for case in CASES
+        for model in MODELS for threads in THREADS for case in CASES
     }  # fmt: skip
 
 
 def _add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="default: 1 2")
     parser.add_argument("--compile", action="store_true", help="torch.compile, too: some minutes more")
 
 

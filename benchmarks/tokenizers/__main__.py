@@ -4,7 +4,7 @@
     python -m benchmarks.tokenizers --only zh_docs      jobs whose name contains a text
     python -m benchmarks.tokenizers --tables [--write]  the tables of docs/tokenizer_speed.md; --write puts them there
 
-`python -m benchmarks.goals` says what the figures are meant to reach.
+docs/tokenizer_speed.md says how figures are taken.
 """
 
 import sys

@@ -80,7 +80,6 @@ CASES = (
     TokenizerCase("xlmr_multi", "arrays", _all("arrays")),
     TokenizerCase("xlmr_250k_en", "arrays", _all("arrays")),
     TokenizerCase("xlmr_250k_multi", "arrays", _all("arrays")),
-    # Beyond the goals.
     TokenizerCase("en_docs_cased", "arrays", _all("arrays")),
     TokenizerCase("en_long", "arrays", _all("arrays")),
     TokenizerCase("en_short", "arrays", _all("arrays"), batch_size=1024),

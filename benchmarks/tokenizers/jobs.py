@@ -1,7 +1,6 @@
 """Everything that is measured of tokenizers, as jobs: each starts processes of its own and yields a line to store."""
 
 import os
-import statistics
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -9,17 +8,13 @@ from benchmarks.kit.clock import Times
 from benchmarks.kit.results import host_environment
 from benchmarks.kit.study import Job, Line, in_a_process
 from benchmarks.tokenizers.cases import CASES, TokenizerCase
-from benchmarks.tokenizers.contestants import CONTESTANTS, missing
-from benchmarks.tokenizers.corpora import UNCASED
 
 ROUNDS, LIVES = 9, 2
-STARTS = 5
 
 
 def tokenizer_jobs(rounds: int = ROUNDS, lives: int = LIVES) -> dict[str, Job]:
     """Name -> what yields its line, of kind "tokenizer" with the job's name as `case`."""
-    jobs: dict[str, Job] = {case.name: (lambda case=case: _case(case, rounds, lives)) for case in CASES}
-    return jobs | {"tokenizer/start": lambda: _start(min(rounds, STARTS))}
+    return {case.name: (lambda case=case: _case(case, rounds, lives)) for case in CASES}
 
 
 def tokenizer_environment() -> Line:
@@ -74,25 +69,3 @@ def joined(case: TokenizerCase, lives: list[Line]) -> Line:
         "texts": num_texts,
         "clock": case.clock,
     }
-
-
-def _start(starts: int) -> Iterator[Line]:
-    """Of every contestant the medians over fresh processes; one of them goes on to use it."""
-    UNCASED.tokenizer_json()  # that a process which is measured need not make it
-    entrants: dict[str, Line] = {}
-    left_out = {name: reason for name in CONTESTANTS if (reason := missing(name)) is not None}
-    for name in CONTESTANTS:
-        if name in left_out:
-            continue
-        try:
-            uses = ([], *[["--only-load"]] * (starts - 1))
-            found = [in_a_process("tokenizers.startup", name, *use, threads=1) for use in uses]
-        except RuntimeError as error:
-            if name == "bert_fast":
-                raise
-            left_out[name] = str(error)[-200:]
-            continue
-        version = {"version": found[0].pop("version")}
-        medians = {key: statistics.median(one[key] for one in found if key in one) for key in found[0]}
-        entrants[name] = {key: round(value, 2) for key, value in medians.items()} | version
-    yield {"kind": "tokenizer", "case": "tokenizer/start", "entrants": entrants, "left_out": left_out, "rounds": starts}

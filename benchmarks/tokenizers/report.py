@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "tokenizer_speed.md"
 Lines = dict[str, Line]
 Rows = list[tuple[str, ...]]
 _FORMS = {"arrays": "arrays", "padded": "padded to 512", "lists": "lists", "one": "a call each, lists"}
-_UNITS = {"mb_per_s": " MB/s", "us": " us", "load_ms": " ms", "used_bytes": " B", "growth_bytes": " B"}
+_UNITS = {"mb_per_s": " MB/s", "us": " us"}
 
 
 def shown(line: Line) -> str:
@@ -94,17 +94,8 @@ def _own(lines: Lines) -> Iterator[tuple[str, ...]]:
             yield case, label, f"{entrant['mb_per_s']:.0f}", clock, ratio
 
 
-def _start(lines: Lines) -> Iterator[tuple[str, ...]]:
-    for name, entrant in lines.get("tokenizer/start", {"entrants": {}})["entrants"].items():
-        megabytes = (f"{entrant[key] / 1e6:.1f}" for key in ("load_bytes", "used_bytes", "growth_bytes"))
-        yield name, f"{entrant['import_ms']:.0f}", f"{entrant['load_ms']:.1f}", *megabytes
-
-
 _TABLES = {
     "speed": (("texts", "output", *CONTESTANTS), _speed),
     "calls": (("microseconds a call", *CONTESTANTS), _calls),
     "own": (("case", "who", "MB/s", "time", "bert_fast's speed over it"), _own),
-    "start": (
-        ("", "import, ms", "load, ms", "MB when loaded", "MB after 1.7 MB of text", "MB that 8 MB more add"), _start,
-    ),
-}  # fmt: skip
+}

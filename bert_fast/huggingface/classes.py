@@ -152,6 +152,7 @@ def around() -> dict[type, type]:
     return {
         library.SentenceTransformer: models.FusedSentenceTransformer,
         library.CrossEncoder: models.FusedCrossEncoder,
+        library.SparseEncoder: models.FusedSparseEncoder,
     }
 
 

@@ -1,18 +1,20 @@
 """sentence-transformers' models around a fused encoder: texts stay packed from the tokenizer to their vectors.
 
 `encode` and `predict` are theirs; the batches that they make of texts are tokenized by `same_tokenizer` without padding
-where nothing speaks against it, and `forward` pools packed tokens, whether a batch came packed or padded.
+where nothing speaks against it, and `forward` pools packed tokens, whether a batch came packed or padded. SPLADE's
+vectors are made from them without the scores of all tokens (`ops.splade`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sentence_transformers
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import nn
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+from torch import Tensor, nn
 from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
 
 from bert_fast.huggingface.flattened import OFFSETS
@@ -22,8 +24,11 @@ from bert_fast.huggingface.models import encode_arguments, is_fused_model
 from bert_fast.huggingface.reasons import has_noticing_hooks, reasons
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
-from bert_fast.modules.call import first_rows, first_tokens
+from bert_fast.huggingface.word_heads import FusedForMaskedLM
+from bert_fast.modules.call import Call, first_rows, first_tokens
+from bert_fast.modules.fusable import is_plain
 from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
+from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.tokenization import PackedBatch
 
 _ORIGINALS = Originals(
@@ -31,8 +36,9 @@ _ORIGINALS = Originals(
     (
         "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
         "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
+        "SparseEncoder.forward", "SparseEncoder.preprocess", "SparseEncoder._inference",
         "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
-        "sentence_transformer.modules.Pooling.forward",
+        "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
     ),
 )  # fmt: skip
 _PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
@@ -107,8 +113,10 @@ class _PackingModel(FusedAround):
     _inference.is_ours = preprocess.is_ours = forward.is_ours = True  # type: ignore[attr-defined]
 
 
-class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
-    """Vectors of texts, pooled from packed tokens."""
+class _VectorModel(_PackingModel):
+    """Models whose second module makes vectors of tokens."""
+
+    module_kwargs: dict[str, list[str]] | None
 
     def forward(self, input: Any, **kwargs: Any) -> Any:
         """As sentence-transformers' own; takes packed features, too.
@@ -122,33 +130,17 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
         arguments = {name: value for name, value in input.items() if name not in _BESIDE}
         if reasons(bert, arguments):
             return super().forward(input, **kwargs)
-        pooling, *others = list(self._modules.values())[1:]
-        # Where nobody can ask for the tokens, of the last layer only the first ones' rows are computed.
-        is_first = is_own and pooling.pooling_mode == "cls" and all(map(_reads_vectors, others))
-        encoded = bert.encode(**encode_arguments(bert, arguments), rows=first_rows if is_first else None)
-        records = torch.is_grad_enabled()
-
-        def tokens() -> Any:
-            with torch.set_grad_enabled(records):
-                return encoded.packing.unpack(encoded.hidden)
-
-        features = TokenFeatures(input, None if is_first else tokens)
-        if is_first:
-            features["sentence_embedding"] = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
-        else:
-            features["sentence_embedding"] = pool(encoded.hidden, encoded.packing, pooling.pooling_mode)
-        for module in others:
+        features = self._pooled(bert, arguments, input, is_own)
+        for module in list(self._modules.values())[2:]:
             features = module(features)
         input["sentence_embedding"] = features["sentence_embedding"]
         return features
 
     forward.is_ours = True  # type: ignore[attr-defined]
 
-    def _bert(self) -> Any:
-        return self[0].model
-
-    def _leaves_prompts_out(self) -> bool:
-        return not self[1].include_prompt
+    def _pooled(self, bert: Any, arguments: Mapping[str, Any], features: Mapping[str, Any], is_own: bool) -> Any:
+        """The features that the first two modules return; is_own: nobody outside of this model sees them."""
+        raise NotImplementedError
 
     def _reasons_of_call(self, features: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
         yield from self._reasons_of_modules()
@@ -163,6 +155,29 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
             if any(key in named or key in getattr(module, "forward_kwargs", ()) for key in kwargs):
                 yield f"{name}: takes an argument of the call"
 
+
+class FusedSentenceTransformer(_VectorModel, SentenceTransformer):
+    """Vectors of texts, pooled from packed tokens."""
+
+    def _pooled(self, bert: Any, arguments: Mapping[str, Any], features: Mapping[str, Any], is_own: bool) -> Any:
+        pooling, *others = list(self._modules.values())[1:]
+        # Where nobody can ask for the tokens, of the last layer only the first ones' rows are computed.
+        is_first = is_own and pooling.pooling_mode == "cls" and all(map(_reads_vectors, others))
+        encoded = bert.encode(**encode_arguments(bert, arguments), rows=first_rows if is_first else None)
+        if is_first:
+            pooled = TokenFeatures(features)
+            pooled["sentence_embedding"] = first_tokens(encoded.packing, encoded.hidden, encoded.rows)
+            return pooled
+        pooled = TokenFeatures(features, _later(lambda: encoded.packing.unpack(encoded.hidden)))
+        pooled["sentence_embedding"] = pool(encoded.hidden, encoded.packing, pooling.pooling_mode)
+        return pooled
+
+    def _bert(self) -> Any:
+        return self[0].model
+
+    def _leaves_prompts_out(self) -> bool:
+        return not self[1].include_prompt
+
     def _reasons_of_modules(self) -> Iterator[str]:
         yield from _reasons_of_process()
         modules = list(self._modules.values())
@@ -174,6 +189,46 @@ class FusedSentenceTransformer(_PackingModel, SentenceTransformer):
         if not is_fused_model(modules[0].model):
             yield f"the encoder is a {type(modules[0].model).__name__}, no fused model"
         elif modules[0].model.config.output_hidden_states:
+            yield "config.output_hidden_states: the features hold those of all layers"
+
+
+class FusedSparseEncoder(_VectorModel, SparseEncoder):
+    """SPLADE's vectors of texts, from packed tokens, without the scores of all of them."""
+
+    def _pooled(self, bert: Any, arguments: Mapping[str, Any], features: Mapping[str, Any], is_own: bool) -> Any:
+        pooling, head = self[1], bert.head()
+        encoded = bert.inner.encode(**encode_arguments(bert.inner, arguments))
+        call = Call(encoded.packing, encoded.seed)
+        vectors = head.word_vectors(encoded.hidden, pooling.activation_function, call=call)
+        pooled = TokenFeatures(features, _later(lambda: encoded.packing.unpack(head(encoded.hidden, call=call))))
+        pooled["sentence_embedding"] = _as_theirs(vectors, pooling.training)
+        if pooling.embedding_dimension is None:
+            pooling.embedding_dimension = vectors.shape[1]
+        return pooled
+
+    def _bert(self) -> Any:
+        """The model with its head: what is registered there counts, too."""
+        return self[0].model
+
+    def _reasons_of_modules(self) -> Iterator[str]:
+        yield from _reasons_of_process()
+        modules = list(self._modules.values())
+        is_known = len(modules) > 1 and type(modules[0]) in (Transformer, MLMTransformer)
+        if not is_known or type(modules[1]) is not SpladePooling:
+            yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer, SpladePooling, ..."
+            return
+        yield from _reasons_of_encoder(modules[0], "token_embeddings", "logits")
+        yield from _reasons_of_module("pooling", modules[1])
+        if modules[1].pooling_strategy != "max":
+            yield f"pooling_strategy: {modules[1].pooling_strategy!r} needs the scores of all tokens"
+        model = modules[0].model
+        if not runs(model, FusedForMaskedLM):
+            yield f"the model is a {type(model).__name__}, no fused model of masked words"
+        elif not is_fused_model(model.inner) or any(map(has_noticing_hooks, (model.inner, *model.word_modules()))):
+            yield f"{model.fused_family.inner}, or the head: it is replaced, or hooks are registered"
+        elif not is_plain(model.head().decoder):
+            yield "the decoder is no nn.Linear alone"
+        elif model.config.output_hidden_states:
             yield "config.output_hidden_states: the features hold those of all layers"
 
 
@@ -197,6 +252,26 @@ class FusedCrossEncoder(_PackingModel, CrossEncoder):
             yield f"{model.fused_family.inner}: it is replaced, or hooks are registered"
         elif model.fused_family.unknown_arguments.issuperset(OFFSETS):
             yield f"the head of a {type(model).__name__} does not pass the offsets of packed texts to its encoder"
+
+
+def _later(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The function, which records gradients if they are recorded now."""
+    records = torch.is_grad_enabled()
+
+    def run() -> Tensor:
+        with torch.set_grad_enabled(records):
+            return make()
+
+    return run
+
+
+def _as_theirs(vectors: Tensor, training: bool) -> Tensor:
+    """Vectors in the dtype of SpladePooling's: under autocast that of the scores, unless log1p widens it.
+
+    CUDA's autocast takes log1p in fp32, but not the one in place that evaluation takes.
+    """
+    dtype = autocast_dtype(vectors)
+    return vectors if dtype is None or (training and vectors.is_cuda) else vectors.to(dtype)
 
 
 def _reasons_of_process() -> Iterator[str]:

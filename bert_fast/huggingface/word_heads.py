@@ -26,11 +26,18 @@ class _WordModel(TokenModel):
         """(loss, scores, what the encoder made), see `predict_words`."""
         output_logits = inputs.get("output_logits")
         how["output_logits"] = True if output_logits is None else output_logits
+        return predict_words(self.inner, self.head(), encode_arguments(self.inner, inputs), labels, **how)
+
+    def head(self) -> Any:
+        """What makes scores of hidden states: a `PackedPredictionHead`."""
         words = self.fused_family.words
-        head = part(self, words["head"]) if "head" in words else _Apart(self, words)
-        return predict_words(self.inner, head, encode_arguments(self.inner, inputs), labels, **how)
+        return part(self, words["head"]) if "head" in words else _Apart(self, words)
 
     def _parts(self) -> tuple[Any, ...]:
+        return self.word_modules()
+
+    def word_modules(self) -> tuple[Any, ...]:
+        """Children that the packed path does not call."""
         return tuple(getattr(self, name) for name in self.fused_family.word_parts)
 
     def _is_packed(self, inputs: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.packing import Packing
+from bert_fast.ops.splade import splade
 
 
 class PackedPredictionTransform:
@@ -59,6 +60,14 @@ class PackedPredictionHead:
             return linear_cross_entropy(x, decoder.weight, decoder.bias, labels, ignore_index=IGNORE_INDEX)
         scores = linear(x, decoder.weight, decoder.bias) if is_plain(decoder) else decoder(x)
         return scores if labels is None else cross_entropy(scores, labels, ignore_index=IGNORE_INDEX)
+
+    def word_vectors(self, x: Tensor, activation: str, *, call: Call) -> Tensor:
+        """[T, H] to SPLADE's vectors of texts, [B, V], without the scores of all tokens (`ops.splade`).
+
+        The decoder must be plain (`is_plain`).
+        """
+        x, decoder = self.transform(x, call=call), self.decoder
+        return splade(x, decoder.weight, decoder.bias, call.packing.cu_seqlens, activation=activation)
 
 
 def predict_words(

@@ -12,10 +12,12 @@ from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
+from bert_fast.ops.maxsim import maxsim
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing, repad, unpad
 from bert_fast.ops.qkv_projection import qkv_projection
+from bert_fast.ops.splade import splade
 
 __all__ = [
     "DropoutSite",
@@ -40,9 +42,11 @@ __all__ = [
     "linear_activation",
     "linear_cross_entropy",
     "linear_gelu",
+    "maxsim",
     "mlp",
     "qkv_projection",
     "repad",
+    "splade",
     "unpad",
 ]
 

@@ -30,6 +30,7 @@ WITHOUT_PRODUCTS = frozenset({
     "adamw_step", "bias_gelu_bwd", "bias_gelu_fwd", "cross_entropy_bwd", "cross_entropy_fwd", "dropout",
     "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "embedding_bwd", "embedding_fwd", "global_norm",
     "lamb_step", "layer_norm_bwd", "layer_norm_fwd", "linear_cross_entropy_bwd",
+    "maxsim_bwd",
 })  # fmt: skip
 
 
@@ -103,6 +104,15 @@ def _linear_cross_entropy_fwd(a: Any) -> int:
     return 2 * a.x.shape[0] * a.weight.numel() * (1 + a.wants_dx + a.wants_dweight)
 
 
+def _splade_bwd(a: Any) -> int:
+    return 2 * a.x.shape[0] * a.weight.numel() * (a.wants_dx + a.wants_dweight)
+
+
+def _maxsim_fwd(a: Any) -> int:
+    """Backward gathers what forward chose."""
+    return 2 * a.queries.shape[0] * a.documents.numel()
+
+
 def _encoder_layer_fwd(a: Any) -> int:
     tokens, queries, width = a.x.shape[0], a.coords_q.shape[0], a.query_weight.numel()
     projection = tokens * (a.key_weight.numel() + a.value_weight.numel()) + queries * width
@@ -140,10 +150,13 @@ FORMULAS: dict[str, Callable[[Any], int]] = {
     "linear_fwd": _linear_fwd,
     "linear_gelu_bwd": _linear_gelu_bwd,
     "linear_gelu_fwd": _linear_fwd,
+    "maxsim_fwd": _maxsim_fwd,
     "mlp_bwd": _mlp_bwd,
     "mlp_fwd": _mlp_fwd,
     "qkv_projection_bwd": _qkv_projection_bwd,
     "qkv_projection_fwd": _qkv_projection_fwd,
+    "splade_bwd": _splade_bwd,
+    "splade_fwd": _linear_fwd,
 }
 
 

@@ -11,8 +11,8 @@ The first word is the dtype:
     int            int64 or int32; int32, int64: this one
 
 The others are sizes: a number; a name, which stands for the same size throughout a call (an argument's, for its value),
-`3N` for three times that of `N`, `H+` for at least 1; `_` for any. Optional tensors may be None, and all are dense and
-on one device.
+`3N` for three times that of `N`, `Q+1` for one more than `Q`, `H+` for at least 1; `_` for any. Optional tensors may be
+None, and all are dense and on one device.
 
 Public functions check what they are given themselves, with the messages of their arguments. Whoever calls
 `torch.ops.bert_fast` by himself comes past none of them: back-ends hand memory to routines that cannot know its size.
@@ -45,18 +45,23 @@ _INTEGERS = {"int": (torch.int64, torch.int32), "int32": (torch.int32,), "int64"
 
 
 class Size(NamedTuple):
-    """One dimension: a number, or `times` the size that `name` stands for."""
+    """One dimension: a number, or `times` the size that `name` stands for and `more`."""
 
     number: int | None
     times: int
     name: str
     least: int
+    more: int
 
     @classmethod
     def parse(cls, word: str) -> "Size":
         """Of a word as in the module's docstring."""
-        times, name, plus = re.fullmatch(r"(\d*)([A-Za-z_]*)(\+?)", word).groups()  # type: ignore[union-attr]
-        return cls(int(word) if not name else None, int(times or 1), name, 1 if plus else 0)
+        times, name, plus, more = re.fullmatch(r"(\d*)([A-Za-z_]*)(\+?)(\d*)", word).groups()  # type: ignore[union-attr]
+        return cls(int(word) if not name else None, int(times or 1), name, 1 if plus else 0, int(more or 0))
+
+    def of(self, found: Mapping[str, int]) -> int:
+        """The size, where all names stand for one."""
+        return self.number if self.number is not None else self.times * found[self.name] + self.more
 
 
 class Line(NamedTuple):
@@ -78,7 +83,7 @@ class Line(NamedTuple):
 
     def shape(self, found: Mapping[str, int]) -> list[int]:
         """Where all names stand for a size."""
-        return [one.number if one.number is not None else one.times * found[one.name] for one in self.sizes]
+        return [one.of(found) for one in self.sizes]
 
 
 def lines_of(record: type) -> dict[str, Line]:
@@ -96,9 +101,9 @@ def empty_like_lines(lines: Mapping[str, Line], given: Mapping[str, Any], names:
     found: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int | torch.SymInt)}
     for name, tensor in tensors.items():
         sizes = zip(lines[name].sizes, tensor.shape, strict=True)
-        found |= {size.name: actual for size, actual in sizes if size.name and size.times == 1}
+        found |= {size.name: actual - size.more for size, actual in sizes if size.name and size.times == 1}
     lead = next(t for name, t in tensors.items() if lines[name].kind == "x")
-    dtypes = {"x": lead.dtype, "s": wide_dtype(lead.dtype)}
+    dtypes = {"x": lead.dtype, "s": wide_dtype(lead.dtype), "int32": torch.int32}
     dtypes |= {"p": next((t.dtype for name, t in tensors.items() if lines[name].kind == "p"), lead.dtype)}
     return {
         name: tensors[name].new_empty(tensors[name].shape)
@@ -162,17 +167,14 @@ def check_given(name: str, tensor: Tensor | None, is_needed: bool) -> None:
 
 def _check_sizes(one: _Expected, tensor: Any, found: dict[str, int]) -> None:
     check_tensor(one.name, tensor)
-    wanted = [
-        size.number if size.number is not None else size.times * found[size.name] if size.name in found else size.name
-        for size in one.sizes
-    ]
+    wanted = [size.of(found) if size.number is not None or size.name in found else size.name for size in one.sizes]
     check_shape(one.name, tensor, wanted)
     for size, actual in zip(one.sizes, tensor.shape, strict=True):
-        if actual < size.least or actual % size.times:
+        if actual < size.least or (actual - size.more) % size.times:
             expected = f"a multiple of {size.times}" if actual >= size.least else f"at least {size.least}"
             raise ValueError(f"{one.name}: expected {expected} for {size.name}, got shape {list(tensor.shape)}")
         if size.name not in ("", "_"):
-            found[size.name] = actual // size.times
+            found[size.name] = (actual - size.more) // size.times
 
 
 def _check_memory(one: _Expected, tensor: Tensor, lead_name: str, lead: Tensor) -> None:

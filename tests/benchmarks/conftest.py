@@ -1,5 +1,6 @@
 """Fixtures of the benchmark tests: a run on the CPU of the fake family's cases."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,12 +8,28 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu import parts
 from benchmarks.gpu.run import Run
 from benchmarks.kit.results import read_lines
+from benchmarks.models import flash
 
 FAMILY = "tests.benchmarks.fake_family"
+
+
+def per_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, p: float, scale: float) -> Tensor:
+    """What `flash_varlen` computes on a GPU."""
+    bounds = cu_seqlens.tolist()
+    texts = [[t[begin:end].transpose(0, 1) for t in (q, k, v)] for begin, end in itertools.pairwise(bounds)]
+    return torch.cat([scaled_dot_product_attention(*t, dropout_p=p, scale=scale).transpose(0, 1) for t in texts])
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's kernel runs on a GPU alone."""
+    monkeypatch.setattr(flash, "flash_varlen", per_text)
 
 
 class CpuRun:

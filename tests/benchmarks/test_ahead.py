@@ -14,7 +14,6 @@ from benchmarks.gemm_tuning import timing
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import ahead
 from benchmarks.gpu.run import Run
-from benchmarks.kernels import attention_tiles
 from benchmarks.kit.results import ROOT
 
 
@@ -58,8 +57,7 @@ def test_on_a_gpu_its_own_tiles_are_compiled(monkeypatch: pytest.MonkeyPatch) ->
     """Those of the device at hand, which says what it is."""
     asked = []
     monkeypatch.setattr(timing, "preparations", lambda device: asked.append(device) or [])
-    names = [name for name, _ in ahead.calls("tuned", Run("", {}, "cuda"))]
-    assert asked == [torch.device("cuda")] and names == [group.name for group in attention_tiles.GROUPS]
+    assert not list(ahead.calls("tuned", Run("", {}, "cuda"))) and asked == [torch.device("cuda")]
     assert not list(ahead.calls("tuned", Run("", {}, "cpu")))
 
 

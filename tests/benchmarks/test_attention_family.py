@@ -5,11 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.aot.launches import capture
 from benchmarks.families import attention as family
-from benchmarks.kernels import attention_tiles as tiles
 from bert_fast import ops
-from bert_fast.env import SETTINGS
 from tests.reference.test_dropout import Calls
 
 CPU = torch.device("cpu")
@@ -80,39 +77,6 @@ def test_figures_of_a_case() -> None:
     assert made.bytes_moved == {"fwd": 4 * 4 * element + 24 * (8 + 8), "bwd": 8 * 4 * element + 24 * (8 + 8)}
     products = (16**2 + 8**2) * 2 * 16
     assert made.flops == {"fwd": 4 * products, "bwd": 10 * products}
-
-
-@pytest.mark.skipif(SETTINGS.triton_interpret, reason="the interpreter replaces what is recorded here")
-def test_candidates_launch_their_tiles() -> None:
-    """Recorded, not run: every candidate differs from what ships where it says so, and only there."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    for group in tiles.GROUPS:
-        for candidate in group.candidates:
-            one = tiles.Group(group.what, group.mode, group.length, group.dropout_p, (candidate,))
-            with capture() as launches:
-                [[launch]] = tiles._launches(one, CPU, group.length, 1)
-                launches.clear()
-                launch()
-            names = [one.kernel.__name__ for one in launches]
-            assert all(("short" in name) == candidate.is_whole_head for name in names), group.name
-            if candidate.which is not None:
-                [changed] = [one for one in launches if one.kernel.__name__ == tiles.KERNELS[candidate.which]]
-                options = {**changed.constants, **changed.options}
-                found = tuple(options[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
-                assert found == candidate.tile
-
-
-def test_a_candidate_that_cannot_run_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> object:
-        raise RuntimeError("out of resource: shared memory")
-
-    group = tiles.GROUPS[0]
-    working = [[lambda: None] * 2 for _ in group.candidates[1:]]
-    monkeypatch.setattr(tiles, "_launches", lambda *_: [[fail], *working])
-    failed, *timed = list(tiles.time_group(group, CPU, rounds=3))
-    assert failed["candidate"] == group.candidates[0].name and "out of resource" in failed["error"]
-    assert len(timed) == len(group.candidates) - 1
-    assert all(0 < line["us_p20"] <= line["us"] <= line["us_p80"] for line in timed)
 
 
 def test_a_mask_is_made_once_for_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:

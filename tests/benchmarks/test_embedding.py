@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embedding import batch_memory, contrastive, on_device, report
+from benchmarks.embedding import batch_memory, block_diagonal, contrastive, cross_encoders, on_device, report, splade
 from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
+from benchmarks.kit.bert import BY_NAME
 from benchmarks.kit.markdown import page_with
 from tests.benchmarks.conftest import CpuRun
 
@@ -80,18 +81,27 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
         "goal": 1.8,
     }  # fmt: skip
     memory = {"case": "batch_memory/tiny", "pairs": [1024, 2048], "bytes": [10**7, 3 * 10**7]}
-    return [steps | {"cached_ratio": 9.0}, steps, memory | batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])]
+    sparse = {
+        "case": "splade/minilm/16/1", "pairs": 16, "fill": 0.5, "bert_fast_cpu_s": 2.0, "theirs_cpu_s": 4.5,
+        "ratio": 2.25,
+    }  # fmt: skip
+    sizes = {"texts": 32, "length": 256, "bert_fast_bytes": 2 * 10**8, "theirs_bytes": 5 * 10**9, "share": 0.04}
+    cross = {
+        "case": "cross_encoder/minilm/score/sorted", "pairs": 64, "fill": 0.98, "untouched_cpu_s": 4.0, "ratio": 1.05,
+        "compiled_cpu_s": 3.2, "fused_cpu_s": 2.0,
+    }  # fmt: skip
+    memory |= batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])
+    return [
+        steps | {"cached_ratio": 9.0}, steps, memory, sparse, {"case": "splade_memory/base", **sizes}, cross,
+    ]  # fmt: skip
 
 
-def test_goals_of_the_cpu() -> None:
-    found = [
-        (figure.what, goal.shown(figure.value), goal.is_met(figure.value))
-        for goal in report.EMBEDDING_GOALS
-        for figure in goal.figures(lines_of_a_cpu())
-        if figure.value is not None
-    ]
-    assert found == [("contrastive/minilm/32x8/1", "1.33x", True), ("contrastive/minilm/32x8/1", "0.75x", False)]
-    assert {*report.STEPS, *report.MEMORY} == set(EMBEDDING_JOBS), "what is shown is what is measured"
+def test_what_is_shown_is_what_is_measured() -> None:
+    pairs = {f"{case.name}/{order}" for case in cross_encoders.CASES for order in cross_encoders.ORDERS}
+    others = {name for name in EMBEDDING_JOBS if not name.startswith("cross_encoder/")}
+    assert {case.name for case in cross_encoders.CASES} | others == set(EMBEDDING_JOBS)
+    shown = {*report.STEPS, *report.SCORES, *report.MEMORY, *report.SPLADE, *report.SPLADE_MEMORY, *report.PACKED}
+    assert shown == others and set(report.CROSS) == pairs
 
 
 def test_tables_of_the_newest_figures() -> None:
@@ -101,6 +111,9 @@ def test_tables_of_the_newest_figures() -> None:
     assert "| tiny | 2,048 | 30 MB | 17 MB |" in made["memory"]
     # 20 MB for 1,024 pairs more, 63,488 of them beyond 30 MB.
     assert "| tiny | 65,536, by a line | 1,270 MB | 17,180 MB |" in made["memory"]
+    assert "| minilm | 16 | 0.50 | 2.00 | 4.50 | **2.25x** |" in made["splade"]
+    assert "| 32 of 256 tokens | 200 MB | 5,000 MB | 4.0% |" in made["splade memory"]
+    assert "| MiniLM, score, sorted | 0.98 | 16.0 | 20.0 | 32.0 | **1.05x** |" in made["cross_encoders"]
     assert set(report.tables([]).values()) == {"Nothing is stored."}
 
 
@@ -121,6 +134,93 @@ def test_steps_of_both_sides_are_the_same_step(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(contrastive, "in_batch", lambda made: made.square().mean() * 99)
     with pytest.raises(RuntimeError, match="losses differ"):
         contrastive.run_contrastive(3, 2, 1, 1)
+
+
+def test_steps_of_splade_are_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="the package sentence-transformers is not installed")
+    try:
+        result = splade.run_splade("tiny", 3, 1, 1)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    assert result["pairs"] == 3 and 0 < result["fill"] < 1
+    assert all(result[f"{side}_cpu_s"] > 0 for side in splade.SIDES)
+    monkeypatch.setattr("bert_fast.models.heads.splade", lambda *given, **options: given[0].new_ones(3, 30522))
+    with pytest.raises(RuntimeError, match="losses differ"):
+        splade.run_splade("tiny", 3, 1, 1)
+
+
+@pytest.fixture
+def eagerly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time for the compiler."""
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kw: compile_module(self, backend="eager", **kw))
+
+
+def small_results(work: str) -> list[dict[str, Any]]:
+    pytest.importorskip("sentence_transformers", reason="the package sentence-transformers is not installed")
+    try:
+        return list(cross_encoders.run_case(cross_encoders.CrossCase("tiny", work, 2, 3), 1))
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("work", ["score", "train"])
+@pytest.mark.usefixtures("eagerly_compiled")
+def test_cross_encoders_are_timed_if_they_agree(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = small_results(work)
+    assert [result["case"] for result in results] == [
+        f"cross_encoder/tiny/{work}/{order}" for order in cross_encoders.ORDERS
+    ]
+    for result in results:
+        assert result["pairs"] == 6 and result["threads"] == 1 and result["best_other"] in ("untouched", "compiled")
+        assert all(result[f"{name}_cpu_s"] > 0 for name in cross_encoders.PROVIDERS)
+
+    def wrong(model: Any) -> Any:
+        with torch.no_grad():
+            model[0].model.classifier.weight[0, 0] += 1e-3
+        return fuse(model)
+
+    fuse = cross_encoders.fuse
+    monkeypatch.setattr(cross_encoders, "fuse", wrong)
+    with pytest.raises(RuntimeError, match=r"fused: .* differs by .*: nothing to time"):
+        small_results(work)
+
+
+def test_pairs_of_cross_encoders() -> None:
+    """A query's first passage answers it and no other does; sorted batches hardly need padding."""
+    try:
+        answered = set(cross_encoders.answered())
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    for case in cross_encoders.CASES:
+        for batch in case.batches("as they come"):
+            assert len({query for query, _ in batch}) == 1 and len(batch) == case.passages
+            assert [pair in answered for pair in batch] == [True] + [False] * (case.passages - 1)
+        for batch in case.batches("sorted"):
+            lengths = [
+                len(ids) for ids in cross_encoders.tokenizer()(*map(list, zip(*batch, strict=True)))["input_ids"]
+            ]
+            assert len(lengths) == case.passages and min(lengths) >= 0.9 * max(lengths)
+
+
+def test_rows_of_several_texts_give_what_padded_ones_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    for name, small in {"BASE": BY_NAME["tiny"], "LAYERS": 1, "TEXTS": 5, "ROW": 12}.items():
+        monkeypatch.setattr(block_diagonal, name, small)
+    monkeypatch.setattr(block_diagonal, "MIXES", {"small": lambda: np.array([3, 7, 1, 10, 4])})
+    result = block_diagonal.run_mix("small", 1)
+    assert result["fill"] == 0.5 and result["fill_of_rows"] == round(25 / 33, 4) and result["real_tokens"] == 25
+    rows = block_diagonal.rows_of
+
+    def without_a_mask(texts: Any, rows: Any) -> Any:
+        inputs, owner = laid_out(texts, rows)
+        return inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}, owner
+
+    laid_out = block_diagonal.laid_out
+    assert rows([3, 7, 1, 10, 4]) == [[3, 2], [1, 4], [0]]
+    monkeypatch.setattr(block_diagonal, "laid_out", without_a_mask)
+    with pytest.raises(RuntimeError, match="hidden states differ"):
+        block_diagonal.run_mix("small", 1)
 
 
 def test_memory_does_not_grow_with_the_square() -> None:

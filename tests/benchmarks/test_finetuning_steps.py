@@ -1,30 +1,21 @@
 """Steps of fine-tuning and profiles of steps, as `make gpu` takes them, here on the CPU."""
 
-import itertools
 import json
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
 from benchmarks.gpu import summary
-from benchmarks.models import finetuning_steps, step_profiles, training_steps
+from benchmarks.models import finetuning_steps, flash, step_profiles, training_steps
 from benchmarks.models.finetuning_steps import CASES, SMALL_CASES, make_batch
 from benchmarks.models.step_profiles import Kernel, account
-from tests.benchmarks.conftest import CpuRun
+from tests.benchmarks.conftest import CpuRun, per_text
 
 CPU = torch.device("cpu")
-
-
-def per_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, p: float, scale: float) -> Tensor:
-    """What `flash_varlen` computes on a GPU."""
-    bounds = cu_seqlens.tolist()
-    texts = [[t[begin:end].transpose(0, 1) for t in (q, k, v)] for begin, end in itertools.pairwise(bounds)]
-    return torch.cat([scaled_dot_product_attention(*t, dropout_p=p, scale=scale).transpose(0, 1) for t in texts])
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +29,9 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_profiles, "PROFILED_STEPS", 1)
 
 
-def test_every_contestant_is_timed(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("flash_on_cpu")
+def test_every_contestant_is_timed(cpu_run: CpuRun) -> None:
     """Flattened inputs give what padded ones give, or they would be left out."""
-    monkeypatch.setattr(finetuning_steps, "flash_varlen", per_text)
     assert cpu_run.part("finetune") == 0
     left_out = {line["provider"]: line["reason"] for line in cpu_run.lines("skipped")}
     assert set(left_out) == {"fused_graphs"}, left_out
@@ -56,7 +47,7 @@ def test_a_text_that_sees_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
     def one_text(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *rest: Any) -> Tensor:
         return per_text(q, k, v, cu_seqlens[[0, -1]], *rest)
 
-    monkeypatch.setattr(finetuning_steps, "flash_varlen", one_text)
+    monkeypatch.setattr(flash, "flash_varlen", one_text)
     monkeypatch.setattr(finetuning_steps, "PROVIDERS", ("flash",))
     (found,) = finetuning_steps.time_steps(SMALL_CASES[0], CPU, rounds=1, matmul_tflop_s=None)
     assert found["skipped"].startswith("red: logits: ")
@@ -67,8 +58,7 @@ def test_the_batch_is_the_same_in_all_forms() -> None:
         batch = make_batch(case, CPU)
         assert batch.padded["input_ids"].shape == (case.batch_size, max(batch.lengths))
         kept = batch.padded["input_ids"][batch.padded["attention_mask"].bool()]
-        assert kept.equal(batch.packed["input_ids"]) and kept[None].equal(batch.flattened["input_ids"])
-        assert batch.flattened["position_ids"][0, batch.packed["cu_seqlens"][:-1].long()].eq(0).all()
+        assert kept.equal(batch.packed["input_ids"])
 
 
 def test_profiles_are_stored(cpu_run: CpuRun, monkeypatch: pytest.MonkeyPatch) -> None:

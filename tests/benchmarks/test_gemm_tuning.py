@@ -16,6 +16,7 @@ from benchmarks.gemm_tuning import table as gemm_table
 from benchmarks.gemm_tuning import timing as gemm_tuning
 from benchmarks.gemm_tuning.products import PRODUCTS, SMALL_PRODUCTS, Operands, Product
 from benchmarks.gpu import parts
+from benchmarks.gpu.summary import _products
 from benchmarks.kernels import timing as kernels
 from bert_fast.triton import _gemm_tiles
 from bert_fast.triton._gemm_tiles import Tile, row_major
@@ -172,6 +173,15 @@ def choices(*lines: dict[str, Any]) -> dict[tuple[Any, ...], Any]:
 UP = ("activation", 16384, 3072, 768)
 
 
+def test_a_run_ends_with_the_fastest_tile_beside_the_library() -> None:
+    timed = [line(None, 100.0), line(FAST, 200.0), line(SLOW, 111.0)]
+    failed = {"tile": {}, "error": "wrong"}
+    assert _products([*timed, failed]) == [
+        "matrix products: 1 with a tile of ours, 0.90x the library (median), 0 faster", "  1 tiles: wrong"
+    ]  # fmt: skip
+    assert _products([]) == []
+
+
 def test_the_fastest_counts_unless_noise_made_it_so() -> None:
     assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 80.0)) == {UP: SLOW}
     assert choices(line(None, 100.0), line(FAST, 90.0), line(SLOW, 89.0)) == {UP: FAST}
@@ -254,11 +264,3 @@ def test_the_part_records_lines_and_what_it_left_out(
     (left_out,) = cpu_run.lines("skipped")
     assert (left_out["part"], left_out["reason"]) == ("gemm", "OutOfMemoryError: tried to allocate 80 GiB")
     assert gemm_table.table(lines, _gemm_tiles.source_hash()) is None
-
-
-def test_the_command_lists_products_and_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list", "--only", "base up activation"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == len(products.TOKENS) and shown[0] == "base up activation nt 16384x3072x768 bf16"
-    if not torch.cuda.is_available():
-        assert command.main([]) == 1

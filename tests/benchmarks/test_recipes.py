@@ -13,7 +13,6 @@ from benchmarks.kit.results import ROOT
 from benchmarks.recipes import cases, data, report
 from benchmarks.recipes.__main__ import STUDY
 from benchmarks.recipes.cases import RECIPES, flags_of, our_run
-from bert_fast.testing.tolerances import RELATIVE
 
 pytest.importorskip("accelerate")
 pytest.importorskip("seqeval")
@@ -89,43 +88,9 @@ def test_both_sides_read_and_judge_alike(name: str, shared_data: Path, checkpoin
     assert theirs["padded_tokens"] > theirs["tokens"]
     for metric in recipe.metrics:
         assert round(ours["metrics"][metric], 9) == round(theirs["metrics"][metric], 9), metric
-    if recipe.task == "qa":  # transformers' softmax has padding in it there
-        assert 0 < theirs["padding_share"][0] < 1
-    else:
+    if recipe.task != "qa":  # transformers' softmax has padding in it there
         assert round(ours["metrics"]["loss"], 1) == round(theirs["metrics"]["loss"], 1)
     assert min(run["cpu_seconds"] for run in (ours, theirs)) > 0
-
-
-def test_a_loss_without_padding_is_that_of_windows_alone() -> None:
-    import transformers
-
-    from benchmarks.recipes.theirs import _watch_padding
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0, initializer_range=0.3,
-    )  # fmt: skip
-    ids, lengths = torch.randint(1, 40, (3, 11)), torch.tensor([11, 7, 2])
-    mask = (torch.arange(11) < lengths[:, None]).long()
-    spans = {"start_positions": torch.tensor([3, 0, 1]), "end_positions": torch.tensor([10, 6, 1])}
-
-    def loss(model: Any, row: int) -> float:
-        its = {name: places[row : row + 1] for name, places in spans.items()}
-        kept = {"input_ids": ids[row : row + 1, : lengths[row]], "attention_mask": mask[row : row + 1, : lengths[row]]}
-        return float(model(**kept, **its).loss.detach())
-
-    for masks in (False, True):
-        model = transformers.BertForQuestionAnswering(config).train()
-        shares = _watch_padding(model, masks)
-        alone = sum(loss(model, row) for row in range(3)) / 3
-        assert shares == [0.0, 0.0, 0.0]
-        output = model(input_ids=ids, attention_mask=mask, **spans)
-        output.loss.backward()
-        assert (abs(float(output.loss.detach()) - alone) < RELATIVE["training_loss_50_steps"]) == masks
-        assert shares[3] == 0 if masks else 0.1 < shares[3] < 0.9
-        scores = output.start_logits.softmax(1)
-        assert ((scores * (1 - mask)).sum() == 0) == masks and model.qa_outputs.weight.grad.isfinite().all()
 
 
 def test_pretraining(shared_data: Path, tmp_path: Path) -> None:
@@ -193,7 +158,7 @@ def stored_line(side: str, seed: int, f1: float, **others: Any) -> dict[str, Any
 def test_tables(tmp_path: Path) -> None:
     lines = [
         stored_line("ours", 0, 0.1), stored_line("ours", 0, 0.4), stored_line("ours", 1, 0.5),
-        stored_line("theirs", 0, 0.3, padded_tokens=2000), stored_line("masked", 0, 0.2),
+        stored_line("theirs", 0, 0.3, padded_tokens=2000),
         {"kind": "cpu", "case": "other"}, {**stored_line("ours", 0, 0.9), "case": "a recipe that has gone"},
     ]  # fmt: skip
     file = tmp_path / "recipes.jsonl"
@@ -203,7 +168,6 @@ def test_tables(tmp_path: Path) -> None:
     assert made["wnut17"].splitlines()[2:] == [
         "| bert_fast | 0.45 ± 0.071 (2) | 0.5 ± 0 (2) | 0.25 ± 0 (2) | 1.5 ± 0 (2) | 1,000 | 1,234 |  | 90 |",
         "| transformers | 0.3 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 | 2,000 | 90 |",
-        "| transformers, padding masked | 0.2 | 0.5 | 0.25 | 1.5 | 1,000 | 1,234 |  | 90 |",
     ]
     assert made["swag"] == "Nothing is stored."
     assert report.stored(tmp_path / "none.jsonl") == {}
@@ -215,8 +179,8 @@ def test_the_command_stores_a_line_for_each_side_and_seed(tmp_path: Path, monkey
     from benchmarks.recipes import theirs
 
     def run(side: str) -> Any:
-        def of(recipe: Any, flags: Any, masks_padding: bool = False) -> dict[str, Any]:
-            return {"metrics": {"f1": 0.5}, "ran": "masked" if masks_padding else side, "steps": flags["seed"]}
+        def of(recipe: Any, flags: Any) -> dict[str, Any]:
+            return {"metrics": {"f1": 0.5}, "ran": side, "steps": flags["seed"]}
 
         return of
 
@@ -226,10 +190,10 @@ def test_the_command_stores_a_line_for_each_side_and_seed(tmp_path: Path, monkey
     monkeypatch.setattr(theirs, "their_run", run("theirs"))
     study = dataclasses.replace(STUDY, file=tmp_path / "recipes.jsonl")
     assert study.main(["--only", "wnut17", "--rounds", "2"]) == study.main(["--only", "books"]) == 0
-    assert study.main(["--only", "xquad/masked", "--rounds", "1"]) == study.main(["--prepare"]) == 0
+    assert study.main(["--prepare"]) == 0
     expected = [("ours", 0), ("theirs", 0), ("ours", 1), ("theirs", 1), ("ours", 0), ("ours", 1), ("ours", 2)]
     stored = [json.loads(line) for line in study.file.read_text().splitlines()]
-    assert [(line["side"], line["seed"]) for line in stored] == [*expected, ("masked", 0)]
+    assert [(line["side"], line["seed"]) for line in stored] == expected
     assert all((line["ran"], line["steps"]) == (line["side"], line["seed"]) for line in stored)
 
 

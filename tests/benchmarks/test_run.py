@@ -1,5 +1,6 @@
 """`python -m benchmarks.run` on a CPU: kernel cases are verified, then timed; a wrong one is stored as wrong."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,20 +8,19 @@ import torch
 
 from benchmarks import registry, run
 from benchmarks.kit.results import ROOT, Recorder, gpu_environment, read_lines
+from benchmarks.kit.study import Study
 from tests.benchmarks.conftest import FAMILY
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(run, "kernel_cases", lambda size: registry.kernel_cases("small", [FAMILY]))
-    return tmp_path / "cpu.jsonl"
+    return dataclasses.replace(run.STUDY, file=tmp_path / "cpu.jsonl")
 
 
-def test_cases_are_chosen_verified_timed_and_stored(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--only", "fp32/right", "--rounds", "1"]) == 0
-    lines = list(read_lines(results))
+def test_cases_are_chosen_verified_timed_and_stored(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["--only", "fp32/right", "--rounds", "1"]) == 0
+    lines = list(read_lines(study.file))
     assert [(line["kind"], line.get("provider"), line.get("mode")) for line in lines] == [
         ("verify", None, None),
         ("timing", "bert_fast", "fwd"),
@@ -30,22 +30,22 @@ def test_cases_are_chosen_verified_timed_and_stored(results: Path, capsys: pytes
     ]
     assert all(line["case"].endswith("fp32/right") and line["processor"] and "gpu" not in line for line in lines)
     assert lines[1]["verified"] is True
-    assert "bert_fast_speedup" in capsys.readouterr().out
+    assert "bert_fast_speedup" in capsys.readouterr().out and {line["rounds"] for line in lines[1:]} == {5}
 
 
-def test_a_wrong_case_is_not_timed_and_fails_the_run(results: Path) -> None:
-    assert run.main(["--only", "fp32/wrong"]) == 1
-    assert [(line["kind"], line["ok"]) for line in read_lines(results)] == [("verify", False)]
+def test_a_wrong_case_is_not_timed_and_fails_the_run(study: Study) -> None:
+    assert study.main(["--only", "fp32/wrong"]) == 1
+    assert [(line["kind"], line["ok"]) for line in read_lines(study.file)] == [("verify", False)]
 
 
-def test_listing_and_dry_runs_store_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--list"]) == 0
+def test_listing_and_dry_runs_store_nothing(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert "component/linear" in listed and "minilm/full@128/random/training" in listed
-    assert run.main(["--only", "fp32/peers", "--rounds", "1", "--dry-run"]) == 0
+    assert study.main(["--only", "fp32/peers", "--rounds", "1", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "provider liger" in shown and "half an installation" in shown
-    assert not results.exists()
+    assert "fp32/peers fwd liger: us " in shown and "fp32/peers apex: ImportError: half an installation" in shown
+    assert not study.file.exists()
 
 
 def test_lines_do_not_name_folders_of_this_machine(tmp_path: Path) -> None:

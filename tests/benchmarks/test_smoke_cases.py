@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -18,7 +19,9 @@ from benchmarks.gpu import checks, whole
 from benchmarks.gpu.checks import CompiledKernels, SmokeCase, run
 from benchmarks.kernels.case import KernelCase, Use
 from benchmarks.kit import crashes, programs
+from benchmarks.kit.results import read_lines
 from benchmarks.registry import family_names, kernel_cases
+from bert_fast.devices import assembler
 from bert_fast.testing.attention import AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
@@ -49,6 +52,34 @@ def test_every_kernel_that_ships_is_in_a_case() -> None:
     for size, by_case in by_size.items():
         launched = {kernel for kernels in by_case.values() for kernel in kernels}
         assert set(programs.kernel_digests()) - launched == set(), f"give the family a case that launches it, of {size}"
+
+
+@pytest.mark.slow
+def test_smoke_over_the_null_driver_by_another_assembler(tmp_path: Path) -> None:
+    """One that takes down what it is called with: it makes the kernel, which fits and launches.
+
+    With a cache of its own, so that the kernel is compiled.
+    """
+    pytest.importorskip("triton")
+    own = (assembler((9, 0)) or "").split(" at ")[1]
+    calls, other = tmp_path / "calls", tmp_path / "ptxas"
+    other.write_text(f"#!/bin/sh\necho \"$@\" >> '{calls}'\n'{own}' \"$@\" && echo another >> /dev/stderr\n")
+    other.chmod(0o755)
+    said = over_null_driver(
+        "benchmarks.gpu", "--parts", "smoke", "--device", "sm_90", "--families", "dropout", "--results", str(tmp_path),
+        "--minutes", "10", TRITON_CACHE_DIR=str(tmp_path / "cache"), TRITON_PTXAS_PATH=str(other),
+        TRITON_PTXAS_BLACKWELL_PATH=str(other),
+    )  # fmt: skip
+    assert said.splitlines()[-2:] == ["smoke: 1 green; 1 kernels launched", "nothing is red"]
+    assert re.search(r"^_dropout_kernel +1 +\d", said, re.MULTILINE), "what was compiled, in a table"
+    assert "--gpu-name=sm_90a" in calls.read_text()
+    line, _ = read_lines(tmp_path / "no-gpu-sm-90.jsonl")
+    assert line["ptxas"].endswith(f" at {other}") and line["capability"] == "9.0" and f"ptxas {line['ptxas']}" in said
+    assert line["outputs"] == [] and "times" not in line and line["gpu"] is None
+    assert line["kernels"] == {"_dropout_kernel": programs.digest("dropout", "_dropout_kernel")}
+    (compiled,) = line["compiled"]
+    assert compiled["kernel"] == "_dropout_kernel" and compiled["compile_s"] > 0 and compiled["registers"] > 16
+    assert compiled["spill_bytes"] == 0 and compiled["shared_bytes"] == 0 and compiled["warps"] >= 1
 
 
 def test_every_family_has_cases_in_bf16_and_where_it_drops_without_and_with() -> None:

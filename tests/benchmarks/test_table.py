@@ -52,6 +52,20 @@ def test_readme_tells_of_a_gpu_once_a_whole_step_was_timed_on_it(other_results: 
     assert expected in table.render_front().splitlines()
 
 
+def test_readme_tells_of_cross_encoders_once_both_kinds_of_work_were_timed(other_results: Path) -> None:
+    def rows() -> list[str]:
+        return [row for row in table.render_front().splitlines() if "CrossEncoder" in row]
+
+    (other_results / "cpu.jsonl").unlink()
+    cases = sorted(table.CROSS, key=lambda case: "/train/" in case)  # all scores first
+    for number, case in enumerate(cases, start=1):
+        line = {"kind": "cpu", "processor": "Some CPU", "threads": 1, "case": case, "ratio": 0.5 + number}
+        append(other_results / "cpu.jsonl", **line)
+        assert len(rows()) == ("/train/" in case)
+    assert rows()[0].startswith("| Some CPU, 1 thread, fp32 |")
+    assert "| scores **1.5 to 4.5x**, training **5.5 to 8.5x** |" in rows()[0]
+
+
 def test_every_table_has_its_place() -> None:
     shown = "".join(page.read_text(encoding="utf-8") for page in table.PAGES)
     assert set(re.findall(r"<!-- table: (\w+) -->", shown)) == set(table.TABLES)

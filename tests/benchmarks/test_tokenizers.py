@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks.kit.results import DATA
-from benchmarks.kit.study import in_a_process
-from benchmarks.tokenizers import contestants, jobs, startup, stream
+from benchmarks.tokenizers import contestants, jobs, stream
 from benchmarks.tokenizers.cases import CASES, Entrant, TokenizerCase
-from benchmarks.tokenizers.corpora import CORPORA, UNCASED, pieces, slices, windows
+from benchmarks.tokenizers.corpora import CORPORA, pieces, slices, windows
 
 TEXTS = [f"{word} {number}" for number in range(20) for word in ("one", "two", "three")]
 
@@ -181,11 +180,3 @@ def test_lives_are_joined_round_by_round() -> None:
     assert theirs["ratio"] == 3.0 and theirs["differ"] == 2  # ratios 3, 1, 2, 4, 4
     assert (found["rounds"], found["bytes"], found["texts"]) == (5, 5_000_000, 500)
     assert "tokie" not in found["entrants"] and found["left_out"] == {"tokie": "not installed"}
-
-
-def test_what_a_fresh_process_pays() -> None:
-    if not UNCASED.path.exists():
-        pytest.skip(f"the vocabulary is not there: {UNCASED.path}")
-    found = in_a_process("tokenizers.startup", "bert_fast", "--only-load", threads=1)
-    assert found["load_ms"] > 0 and found["load_bytes"] > 100_000 and "used_bytes" not in found
-    assert startup.resident_bytes() > 1 << 20

@@ -1,4 +1,4 @@
-"""Stored results of tokenizers: goals met, missed and owed; tables; the page shows what is stored."""
+"""Stored results of tokenizers: the peer that counts, tables, and a page that shows what is stored."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import goals
 from benchmarks.kit.markdown import page_with
 from benchmarks.kit.results import RESULTS
-from benchmarks.plot.page import render_page
+from benchmarks.plot.__main__ import render_page
 from benchmarks.plot.stored import load
 from benchmarks.tokenizers import report
-from benchmarks.tokenizers.cases import CASES
-from benchmarks.tokenizers.goals import TOKENIZER_GOALS
 from benchmarks.tokenizers.stored import best_peer, newest, newest_lines
 
 
@@ -29,7 +26,6 @@ def line(case: str, **entrants: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "tokenizer", "case": f"tokenizer/{case}", "time": "2026-01-02T03", "entrants": named}
 
 
-START = {"import_ms": 9.0, "load_ms": 12.5, "load_bytes": 3e6, "used_bytes": 8e6, "growth_bytes": 1e5}
 LINES = [
     line(
         "en_docs/arrays", bert_fast=entrant(), nanotoken=entrant(3.0), tokie=entrant(1.5, differ=4),
@@ -44,7 +40,6 @@ LINES = [
         "en_docs/origins", bert_fast=entrant(), offsets=entrant(1.6), word_ids=entrant(1.25),
         both=entrant(2.5),
     ),
-    line("start", bert_fast=START),
 ]  # fmt: skip
 
 
@@ -54,53 +49,10 @@ def test_the_best_peer_is_the_fastest_with_right_ids() -> None:
     assert best_peer(line("x", bert_fast=entrant(), tokie=entrant(2.0, differ=1))) is None
 
 
-def test_goals_are_met_missed_and_owed() -> None:
-    found = {}
-    for goal in TOKENIZER_GOALS:
-        for figure in goal.figures(LINES):
-            value = figure.value
-            found[figure.what] = value if value is None else (goal.shown(value), goal.is_met(value))
-    assert found == {
-        "en_docs/arrays: 100 MB/s, nanotoken 100": ("3.00x", True),
-        "en_docs/padded: 100 MB/s, nanotoken 100": ("2.50x", False),
-        "en_docs/lists": None,
-        "en_short/one": None,
-        "zh_docs/arrays: 100 MB/s, splintr 33": ("3.00x", False),
-        "multi_docs/arrays": None,
-        "code_docs/arrays": None,
-        "tweets/arrays": None,
-        "xlmr_en/arrays": None,
-        "xlmr_multi/arrays": None,
-        "xlmr_250k_en/arrays": None,
-        "xlmr_250k_multi/arrays": None,
-        "en_11/one: 0.250 us, splintr 0.310": ("0.80x", True),
-        "en_128/one": None,
-        "en_docs/threads: 100 MB/s, one thread 100": ("1.80x", True),
-        "en_docs/origins, offsets: 100 MB/s": ("0.62x", True),
-        "en_docs/origins, word ids: 100 MB/s": ("0.80x", True),
-        "en_docs/origins, both: 100 MB/s": ("0.40x", False),
-        "en_docs/packed": None,
-        "en_short/packed": None,
-        "start, load_ms": ("12.5 ms", False),
-        "start, used_bytes": ("8.0 MB", True),
-        "start, growth_bytes": ("0.1 MB", True),
-    }
-    assert set(TOKENIZER_GOALS) <= set(goals.GOALS)
-    assert all(figure.value is None for goal in TOKENIZER_GOALS for figure in goal.figures([]))
-
-
-def test_goals_name_cases_that_exist() -> None:
-    names = {case.name for case in CASES} | {"tokenizer/start"}
-    for goal in TOKENIZER_GOALS:
-        for figure in goal.figures([]):
-            assert f"tokenizer/{figure.what.split(',')[0]}" in names
-
-
 def test_tables_show_the_newest_figures() -> None:
     rendered = report.tables(newest(LINES))
     assert "| English books, 2 KB | arrays | 100 | **100 (3.0x)** | 100 (6.0x) | 100 (1.5x) * |" in rendered["speed"]
     assert "| English, 11 bytes | 0.250 |  | 0.310 |" in rendered["calls"]
-    assert "| bert_fast | 9 | 12.5 | 3.0 | 8.0 | 0.1 |" in rendered["start"]
     assert "| en_docs/threads | bert_fast, one thread | 100 | wall | 1.80x |" in rendered["own"]
     assert set(report.tables({}).values()) == {"Nothing is stored."}
 
@@ -109,7 +61,7 @@ def test_the_page_of_results_has_the_newest(tmp_path: Path) -> None:
     known = {"processor": "Made up", "threads": 2, "commit": "c0ffee"}
     (tmp_path / "tokenizers.jsonl").write_text("".join(json.dumps(known | stored) + "\n" for stored in LINES))
     (machine,) = load(tmp_path)
-    page = render_page([machine], {machine.name: []})
+    page = render_page([machine])
     assert "<td>tokenizer/zh_docs/arrays</td><td>bert_fast 100 MB/s 1 us; splintr 33.3 MB/s 1 us (3.00x)</td>" in page
     assert "(9.00x)</td>" not in page.split("zh_docs", 1)[1].split("</tr>", 1)[0]
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import goals
 from benchmarks.kit import bert
-from benchmarks.models import training_runs
 from benchmarks.models.training_runs import SMALL_CASES, DrawnSource, masked_words, time_run
 
 pytest.importorskip("accelerate")
@@ -59,7 +57,3 @@ def test_operations_are_those_that_pytorch_counts() -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
     assert bert.TINY.training_flops([length], length, vocab_size) == counter.get_total_flops()
-
-
-def test_goals_name_the_runs_that_there_are() -> None:
-    assert tuple(training_runs.CPU_RUNS) == goals.CPU_RUNS

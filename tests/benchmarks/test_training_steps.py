@@ -19,7 +19,7 @@ from tests.benchmarks.conftest import CpuRun
 from tests.recorded_graph import RecordedGraph
 
 CPU = torch.device("cpu")
-EVERYBODY = ("bert_fast", "fused", "sdpa", "eager", "compiled")
+EVERYBODY = ("bert_fast", "fused", "sdpa", "eager", "flash", "compiled")
 GRAPHED = {"graph", "fused_graphs"}
 
 FIELDS = {
@@ -29,6 +29,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_every_contestant_is_timed(cpu_run: CpuRun) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     assert cpu_run.part("steps") == 0
@@ -59,6 +60,7 @@ def test_the_compiled_model_is_timed_beside_ours() -> None:
     assert sorted(found, key=lambda name: found[name]["ms"]) == sorted(found, key=lambda name: -found[name]["mfu"])
 
 
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_a_wrong_loss_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     loss = training_steps.Contestant.loss
@@ -179,12 +181,13 @@ def test_weights_are_drawn_on_the_device(case: StepCase) -> None:
     assert counted.on_cpu == 0
 
 
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_the_graph_is_captured_once_and_replayed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     recorded_graph.install(monkeypatch)
     rounds = 3
     results = list(training_steps.time_steps(SMALL_CASES[0], CPU, rounds=rounds, matmul_tflop_s=None))
-    assert [result["provider"] for result in results] == [*step_cases.PROVIDERS, "graph"]
+    assert [result["provider"] for result in results] == [*SMALL_CASES[0].providers, "graph"]
     assert all(set(result) >= FIELDS for result in results)
     assert len(RecordedGraph.all) == 1
     assert RecordedGraph.num_replays == rounds + 1, "one round is not counted"

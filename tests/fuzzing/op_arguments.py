@@ -126,6 +126,17 @@ def _qkv_projection(d: Tensors) -> Arguments:
     return arguments
 
 
+def _splade(d: Tensors) -> Arguments:
+    cu_seqlens, _, lengths = d.offsets()
+    columns = d.size()
+    return {
+        "x": d.normal(sum(lengths), columns),
+        **_parameters(d, d.size(), columns),
+        "cu_seqlens": cu_seqlens,
+        "activation": d.rng.choice(("relu", "log1p_relu")),
+    }
+
+
 def _dropout_op(d: Tensors) -> Arguments:
     _, _, lengths = d.offsets()
     names = {"dropout_p": 0.0, "seed": None, "coords": None, "site": 0}
@@ -235,6 +246,12 @@ def _attention_padded(d: Tensors) -> Arguments:
     return arguments | extras
 
 
+def _maxsim(d: Tensors) -> Arguments:
+    columns, (of_queries, _, queries), (of_documents, longest, documents) = d.size(), d.offsets(), d.offsets()
+    tensors = {"queries": d.normal(sum(queries), columns), "documents": d.normal(sum(documents), columns)}
+    return tensors | {"cu_seqlens_q": of_queries, "cu_seqlens_d": of_documents, "max_seqlen_d": longest}
+
+
 def _global_norm(d: Tensors) -> Arguments:
     dtypes = (d.dtype, torch.float32)
     grads = [d.normal(*_shape(d), dtype=d.rng.choice(dtypes)).detach() for _ in range(d.rng.randint(1, 4))]
@@ -292,8 +309,10 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Tensors], Arguments]]] = {
     "linear_activation": (ops.linear_activation, _linear_activation),
     "linear_cross_entropy": (ops.linear_cross_entropy, _linear_cross_entropy),
     "linear_gelu": (ops.linear_gelu, _linear_gelu),
+    "maxsim": (ops.maxsim, _maxsim),
     "mlp": (ops.mlp, _mlp),
     "qkv_projection": (ops.qkv_projection, _qkv_projection),
+    "splade": (ops.splade, _splade),
 }
 # They overwrite their arguments.
 STEPS = {"adamw_step": (ops.adamw_step, _step), "lamb_step": (ops.lamb_step, _lamb_step)}

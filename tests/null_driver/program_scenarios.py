@@ -28,6 +28,7 @@ class _Asked:
         self._run = _launch_plan.LaunchPlan.__call__
         self._programs: dict[Any, Any] = {}
         self.compared: dict[str, int] = {}
+        self.with_shared: set[str] = set()  # kernels
         self.wrong: list[str] = []
         driver.note_parameters()
 
@@ -55,6 +56,7 @@ class _Asked:
         outputs = native.run(operands, arguments)
         launches = self._driver.launches()
         self.compared[name] = self.compared.get(name, 0) + 1
+        self.with_shared |= {one.kernel for one in launches if one.shared_bytes}
         if outputs != () or len(launches) != 2 or launches[0] != launches[1] or not launches[0].parameters:
             self.wrong.append(f"{name}: {launches}, outputs {outputs}")
 
@@ -87,18 +89,30 @@ class _Asked:
 
 def programs_ask_for_the_same(driver: NullDriver) -> dict[str, Any]:
     """How many launches of whole steps were made by programs as well, by kernel, and those that differ in any byte."""
+    return _compare_steps(driver, STEPS, num_layers=2)
+
+
+def programs_of_whole_kernels(driver: NullDriver) -> dict[str, Any]:
+    """As above, of the step of `scenarios.one_step`, whose kernels others compile with their bodies."""
+    return _compare_steps(driver, (("BertForTokenClassification", "autocast", ((24, 20, 17, 13),)),), num_layers=1)
+
+
+def _compare_steps(driver: NullDriver, steps: Any, num_layers: int) -> dict[str, Any]:
     import bert_fast  # noqa: F401  with the answers of a GPU
     from bert_fast.triton._launch_plan import LaunchPlan
 
     asked = _Asked(driver)
     with mock.patch.object(LaunchPlan, "__call__", lambda plan, *rest: asked(plan, *rest)):
-        for name, precision, batches in STEPS:
-            step = make_step(name, precision)
+        for name, precision, batches in steps:
+            step = make_step(name, precision, num_layers=num_layers)
             for lengths in batches:
                 step.inputs = inputs_of(name, lengths)
                 for part in PARTS:
                     step.run(part)
-    return {"compared": asked.compared, "wrong": asked.wrong[:3], "refusals": driver.refusals}
+    return {
+        "compared": asked.compared, "wrong": asked.wrong[:3], "with shared memory": sorted(asked.with_shared),
+        "refusals": driver.refusals,
+    }  # fmt: skip
 
 
 def programs_of_any_size(driver: NullDriver) -> dict[str, Any]:
@@ -249,5 +263,11 @@ def programs_in_one_block(driver: NullDriver) -> dict[str, Any]:
 
 
 PROGRAM_SCENARIOS = {
-    one.__name__: one for one in (programs_ask_for_the_same, programs_of_any_size, programs_in_one_block)
+    one.__name__: one
+    for one in (
+        programs_ask_for_the_same,
+        programs_of_whole_kernels,
+        programs_of_any_size,
+        programs_in_one_block,
+    )
 }

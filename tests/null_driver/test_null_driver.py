@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_step_launches_more_than_was_written_down() -> None:
-    found = run("launches")
+    found = run("launches", with_bodies=False)
     assert found["risen"] == [], "python -m tools.null_driver --kernels shows what; --record writes it down"
     assert found["refusals"] == [0, ""]
     assert {row[0] for row in found["rows"]} <= set(table.read())
@@ -50,7 +50,7 @@ def test_nothing_is_left_to_compile_after_warm_up() -> None:
 
 def test_the_host_waits_once_for_padding_and_once_for_labelled_words() -> None:
     """Packed input costs nothing; of words, which of them carry a label, where only these go through the head."""
-    found = run("syncs")
+    found = run("syncs", with_bodies=False)
     padding, labels = ["tolist"], ["nonzero"]
     words = "BertForMaskedLM bf16"
     wanted = {case: ([] if "packed" in case else padding) for case in found}
@@ -78,7 +78,7 @@ def test_compilations_are_noticed() -> None:
 
 @pytest.mark.parametrize("device", ["sm_100", "sm_120"])
 def test_other_devices_take_every_launch(device: str) -> None:
-    found = run("one_step", device)
+    found = run("one_step", device, with_bodies=False)
     assert found["refusals"] == [0, ""]
     assert {"_gemm_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"} <= set(found["kernels"])
     assert (found["maps"] > 0) == (device == "sm_100"), "descriptors are for processors that were looked at"
@@ -138,7 +138,7 @@ def test_registers_are_those_that_ptxas_gave() -> None:
 
 
 def test_plans_launch_what_triton_launches() -> None:
-    found = run("plans_ask_for_the_same")
+    found = run("plans_ask_for_the_same", with_bodies=False)
     assert found["wrong"] == []
     assert found["refusals"] == [0, ""]
     kernels = {"_gemm_kernel", "_attention_fwd_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"}
@@ -147,7 +147,7 @@ def test_plans_launch_what_triton_launches() -> None:
 
 def test_layers_by_programs_launch_what_layers_launch() -> None:
     """With BERT_FAST_ALL_LAYERS=1: of all models, in minutes."""
-    found = run("layers_by_programs")
+    found = run("layers_by_programs", with_bodies=False)
     assert found["wrong"] == [] and found["untraced"] == 0
     assert found["refusals"] == [0, ""]
     assert {name: counts for name, counts in found["programs"].items() if max(counts, default=0) >= 10} == {}
@@ -170,7 +170,7 @@ def test_triton_launches_what_is_new_and_what_somebody_looks_at() -> None:
 
 
 def test_plans_need_no_more_of_a_launcher_than_that_it_can_be_called() -> None:
-    assert run("other_launchers") == {"same": True, "launches": 29, "refusals": [0, ""]}
+    assert run("other_launchers", with_bodies=False) == {"same": True, "launches": 29, "refusals": [0, ""]}
 
 
 def test_gpu_answers() -> None:

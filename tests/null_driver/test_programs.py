@@ -15,11 +15,19 @@ pytestmark = [
 
 @pytest.mark.parametrize("device", ["sm_80", "sm_90", "sm_100"])
 def test_every_launch_of_a_step_is_that_of_its_plan(device: str) -> None:
-    found = run("programs_ask_for_the_same", device, with_bodies=device == "sm_90")
+    found = run("programs_ask_for_the_same", device, with_bodies=False)
     assert found["wrong"] == []
     assert found["refusals"] == [0, ""]
     kernels = {"_gemm_kernel", "_attention_fwd_kernel", "_attention_bwd_short_kernel", "adamw_step_kernel"}
     assert kernels <= found["compared"].keys() and len(found["compared"]) > 25
+
+
+def test_programs_ask_for_the_shared_memory_of_kernels() -> None:
+    found = run("programs_of_whole_kernels")
+    assert found["wrong"] == []
+    assert found["refusals"] == [0, ""]
+    assert len(found["compared"]) > 15
+    assert {"_attention_fwd_short_kernel", "_gemm_kernel"} <= {*found["with shared memory"]}
 
 
 def test_a_program_is_for_any_number_of_rows() -> None:
@@ -158,13 +166,13 @@ def test_the_next_run_of_the_same_sizes_takes_memory_again() -> None:
 
 def test_a_backward_pass_within_inference_mode_leaves_the_next_one_its_own_memory() -> None:
     pytest.importorskip("transformers", reason="the package transformers is not installed")
-    found = run("backward_in_inference_mode")
+    found = run("backward_in_inference_mode", with_bodies=False)
     assert found == {"missing": [[], []], "refusals": [0, ""]}
 
 
 def test_products_of_layers_are_those_of_pytorchs_functions() -> None:
     """With BERT_FAST_ALL_LAYERS=1: of all models, in minutes."""
-    found = run("products_of_layers")
+    found = run("products_of_layers", with_bodies=False)
     assert found["wrong"] == []
     assert found["refusals"] == [0, "", 0, ""]
     assert found["compared"] > 500 and found["by address"] > 300

@@ -138,6 +138,19 @@ def linear_cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), labels
 
 
+def splade_arguments(tokens: int) -> tuple[Any, ...]:
+    return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), torch.tensor([0, 2, 2, tokens], dtype=torch.int32)
+
+
+def maxsim(queries: Tensor, documents: Tensor, of_queries: Tensor, of_documents: Tensor, longest: int) -> Tensor:
+    return ops.maxsim(queries, documents, cu_seqlens_q=of_queries, cu_seqlens_d=of_documents, max_seqlen_d=longest)
+
+
+def maxsim_arguments(tokens: int) -> tuple[Any, ...]:
+    of_queries, of_documents = (torch.tensor(t, dtype=torch.int32) for t in ([0, 2, tokens], [0, 3, 3, 9]))
+    return leaf(tokens, COLUMNS), leaf(9, COLUMNS), of_queries, of_documents, 6
+
+
 def step(function: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
     """An optimizer step as a function of its tensors: what it overwrites is what it returns."""
 
@@ -219,6 +232,11 @@ SAMPLES = {
         lambda x, weight, bias: ops.linear_activation(x, weight, bias, hidden_act="silu", save_pre=False),
         rows((8, COLUMNS), (8,)),
     ),
+    "maxsim": Sample(maxsim, maxsim_arguments),
+    "maxsim: constant queries": Sample(
+        lambda documents, *rest: maxsim(documents.detach(), documents, *rest),
+        lambda tokens: (leaf(tokens, COLUMNS), *[torch.tensor([0, 2, tokens], dtype=torch.int32)] * 2, tokens),
+    ),
     "mlp": Sample(
         lambda *arguments: ops.mlp(*arguments), rows((24, COLUMNS), (24,), (COLUMNS, 24), (COLUMNS,))
     ),
@@ -234,6 +252,11 @@ SAMPLES = {
     ),
     "qkv_projection: without biases": Sample(
         lambda x, wq, wk, wv: ops.qkv_projection(x, wq, None, wk, None, wv, None), rows(*[(8, COLUMNS)] * 3)
+    ),
+    "splade": Sample(lambda *arguments: ops.splade(*arguments), splade_arguments),
+    "splade: without bias, log1p twice": Sample(
+        lambda x, weight, _, cu_seqlens: ops.splade(x, weight, None, cu_seqlens, activation="log1p_relu"),
+        lambda tokens: (*splade_arguments(tokens)[:2], None, splade_arguments(tokens)[3]),
     ),
 }  # fmt: skip
 

@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[tuple
         lambda *t: ops.linear_cross_entropy(*t, LABELS), lambda *t: F.cross_entropy(F.linear(*t), LABELS),
         (ROWS, (CLASSES, H), (CLASSES,)),
     ),
+    "splade": (lambda *t: ops.splade(*t, CU_SEQLENS), F.linear, (ROWS, (CLASSES, H), (CLASSES,))),
     "encoder_layer": (
         layer, plain_layer,
         (ROWS, *(SQUARE, COLUMN) * 4, COLUMN, COLUMN, *MLP, COLUMN, COLUMN),

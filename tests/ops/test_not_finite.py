@@ -20,6 +20,7 @@ import bert_fast
 from bert_fast import native, ops
 from bert_fast.ops.encoder_layer import _op as encoder_layer_op
 from bert_fast.ops.optimizer import adamw_step
+from bert_fast.testing.splade import plain_splade
 
 T, H, WIDE, HEADS, CLASSES = 7, 24, 40, 3, 30
 CU_SEQLENS = torch.tensor([0, 1, 3, 7], dtype=torch.int32)
@@ -185,6 +186,10 @@ CASES = {
     "linear_cross_entropy": Case(
         lambda x, w, b, backend: ops.linear_cross_entropy(x, w, b, LABELS.clamp(min=0), backend=backend),
         lambda x, w, b: F.cross_entropy(F.linear(x, w, b), LABELS.clamp(min=0)), (ROWS, (CLASSES, H), (CLASSES,)),
+    ),
+    "splade": Case(  # plain products make NaN of 0 * inf where a token has no word's maximum
+        lambda x, w, b, backend: ops.splade(x, w, b, CU_SEQLENS, backend=backend),
+        lambda x, w, b: plain_splade(x, w, b, CU_SEQLENS.diff().tolist()), (ROWS, (CLASSES, H), (CLASSES,)), compared=1,
     ),
     "encoder_layer": Case(our_layer, plain_layer, LAYER, (0, 11), normalises=True, has_routine=True),
 }  # fmt: skip

@@ -51,6 +51,7 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "dropout": lambda: ops.dropout(random(T, H), 0.5, seed=SEED, coords=coords(), site=0),
     "cross_entropy": lambda: ops.cross_entropy(random(T, 9), torch.arange(T)),
     "linear_cross_entropy": lambda: ops.linear_cross_entropy(random(T, H), random(9, H), random(9), torch.arange(T)),
+    "splade": lambda: ops.splade(random(T, H), random(9, H), random(9), torch.tensor([0, 2, T], dtype=torch.int32)),
 }
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,30 @@ def test_rows_run_side_by_side_and_show_their_output_in_one_piece(
     ]  # fmt: skip
     shown = capfd.readouterr().out
     assert all(f"{name} begins\n{name} ends\n" in shown for name in "ab")
+
+
+def test_what_ends_beside_the_tests_is_shown_behind_their_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tests begin when their texts are written, while the rest of that check goes on; they wait for it here."""
+    monkeypatch.setattr(check, "FINISHED", defaultdict(threading.Event))
+    written, rest = tmp_path / "written", tmp_path / "rest"
+    wait = f"i=0; until [ -e {rest} ] || [ $i -ge {int(10 * PATIENCE_S)} ]; do sleep 0.1; i=$((i + 1)); done"
+
+    def cpp() -> list[check.Outcome]:
+        return [
+            check._run("texts write", ["sh", "-c", f"sleep 0.3; touch '{written}'"], whole=True),
+            check._run("rest", ["sh", "-c", f"echo the rest; touch '{rest}'"], whole=True),
+        ]
+
+    def python() -> list[check.Outcome]:
+        return [check._run("tests", ["sh", "-c", f"[ -e '{written}' ] || exit 9; {wait}; sleep 0.3; echo they 'end'"])]
+
+    monkeypatch.setattr(check, "CHECKS", {"cpp": cpp, "python": python})
+    monkeypatch.setattr(sys, "argv", ["check.py"])
+    assert check.main() == 0
+    shown = capfd.readouterr().out
+    assert 0 < shown.index("they end\n") < shown.index("\nthe rest\n") < shown.index("PASSED (3 of 3 checks")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -1,10 +1,7 @@
 """Builds what counting needs, once for each state of its source, with the system's compilers."""
 
-import hashlib
 import importlib.util
-import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,12 +52,5 @@ def no_arithmetic() -> Path:
 
 def _built(source: str, command: Sequence[str], version: str = "", linked: Sequence[str] = ()) -> Path:
     path = SOURCES / source
-    parts = (path.read_bytes(), " ".join([*command, *linked]).encode(), version.encode())
-    folder = CACHE_DIR / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    library = folder / f"{path.stem}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f"{os.getpid()}.tmp"  # another process may build the same
-        subprocess.run([*command, str(path), "-o", str(unfinished), *linked], check=True)
-        unfinished.replace(library)
-    return library
+    parts = (path.read_bytes(), version.encode())
+    return null_driver.library(CACHE_DIR, f"{path.stem}.so", [*command, str(path)], linked, parts)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,15 +54,18 @@ def _built(folder_name: str, name: str, *headers: Path) -> Path:
     compiler = _compiler()
     assert compiler is not None, missing()
     sources = sorted((SOURCES / folder_name).iterdir())
-    command = [compiler, *FLAGS, f"-Wl,-soname,{name}"]
-    parts = (*(path.read_bytes() for path in (*sources, *headers)), " ".join(command).encode())
-    folder = CACHE_DIR / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    library = folder / name
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        units = [str(path) for path in sources if path.suffix == ".c"]
-        unfinished = folder / f"{os.getpid()}.tmp"  # others may build the same
-        includes = [f"-I{header.parent}" for header in headers]
-        subprocess.run([*command, *includes, *units, "-o", str(unfinished), "-lm"], check=True)
-        unfinished.replace(library)
-    return folder
+    units = [str(path) for path in sources if path.suffix == ".c"]
+    command = [compiler, *FLAGS, f"-Wl,-soname,{name}", *(f"-I{header.parent}" for header in headers), *units]
+    return library(CACHE_DIR, name, command, ["-lm"], [path.read_bytes() for path in (*sources, *headers)]).parent
+
+
+def library(folder: Path, name: str, command: Sequence[str], linked: Sequence[str], parts: Iterable[bytes]) -> Path:
+    """The library that a command makes, built if need be, below a folder: once for each command and these parts."""
+    key = hashlib.sha256(b"\0".join((*parts, " ".join([*command, *linked]).encode()))).hexdigest()[:16]
+    path = folder / key / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{os.getpid()}.tmp")  # others may build the same
+        subprocess.run([*command, "-o", str(unfinished), *linked], check=True)
+        unfinished.replace(path)
+    return path

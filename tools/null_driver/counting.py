@@ -1,8 +1,11 @@
 """What parts of a step ask of a GPU and of the host: launches by kernel, small ones, Python calls."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -11,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tools.null_driver.driver import NullDriver
 from tools.null_driver.steps import PARTS, Step
-from tools.step_calls import calls_of
 
+_PACKAGE = str(Path(__file__).resolve().parents[2] / "bert_fast")
 # What torch's operators are on a GPU beside kernels: memory, views, questions of the host.
 _NO_KERNEL = (
     "empty",
@@ -100,6 +103,22 @@ def counted_syncs() -> Iterator[list[str]]:
         yield mode.found
 
 
+def calls_of(function: Callable[[], Any]) -> int:
+    """Calls of the package's functions while the function runs."""
+    count = 0
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(_PACKAGE)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 @contextmanager
 def counted_operators() -> Iterator[_Operators]:
     """Ops take the way that they take when nobody watches."""
@@ -128,7 +147,7 @@ def count(step: Step, driver: NullDriver) -> dict[str, Any]:
         _warm(step, programs)
         for part in PARTS:
             step.prepare(part)
-            found[part]["python calls"] = calls_of(getattr(step, part))["calls"]
+            found[part]["python calls"] = calls_of(getattr(step, part))
     for part in PARTS:  # last: what is remembered of tensors is looked at again where a mode is on, and after it
         step.prepare(part)
         with counted_operators() as operators:

@@ -28,35 +28,15 @@ def _shift(function: Any, dtype: Any) -> Callable[[Any, Any], Any]:
     return shifted
 
 
-def _funnel(is_left: bool, wraps: bool) -> Callable[[Any, Any, Any], Any]:
-    def shifted(low: Any, high: Any, count: Any) -> Any:
-        count = np.asarray(count).astype(np.uint64)
-        count = count & np.uint64(31) if wraps else np.minimum(count, np.uint64(32))
-        both = np.asarray(high).astype(np.uint64) << np.uint64(32) | np.asarray(low).astype(np.uint64)
-        if is_left:
-            return (both << count >> np.uint64(32)).astype(np.uint32)
-        return (both >> count).astype(np.uint32)
-
-    return shifted
-
-
 def _bit_field(dtype: Any) -> Callable[[Any, Any, Any], Any]:
     def extracted(a: Any, at: Any, count: Any) -> Any:
         at, count = int(np.max(at)) & 255, int(np.max(count)) & 255
-        nbits = np.dtype(dtype).itemsize * 8
-        whole = np.asarray(a).astype(object) if nbits == 64 else np.asarray(a).astype(np.int64)
-        made = (np.asarray(whole, object) >> at) & ((1 << count) - 1)
+        made = np.asarray(a).astype(np.int64) >> at & (1 << count) - 1
         if np.issubdtype(dtype, np.signedinteger) and count:
             made = np.where(made >> (count - 1) & 1, made - (1 << count), made)
         return made.astype(dtype)
 
     return extracted
-
-
-def _insert(a: Any, b: Any, at: Any, count: Any) -> Any:
-    at, count = int(np.max(at)), int(np.max(count))
-    held = ((1 << count) - 1) << at & 0xFFFFFFFF
-    return b & np.uint32(~held & 0xFFFFFFFF) | a << np.uint32(at) & np.uint32(held)
 
 
 def _permute(a: Any, b: Any, selector: Any) -> Any:
@@ -67,16 +47,6 @@ def _permute(a: Any, b: Any, selector: Any) -> Any:
         picked = (both >> (choice & np.uint32(7)).astype(np.uint64) * np.uint64(8)).astype(np.uint32) & np.uint32(255)
         sign = np.where(picked & np.uint32(128), np.uint32(255), np.uint32(0))
         made |= np.where(choice & np.uint32(8), sign, picked) << np.uint32(8 * byte)
-    return made
-
-
-def _lop3(a: Any, b: Any, c: Any, table: Any) -> Any:
-    table = int(np.max(table))
-    made = np.zeros(np.broadcast(a, b, c).shape, np.uint32)
-    for number in range(8):
-        if table >> number & 1:
-            term = (a if number & 4 else ~a) & (b if number & 2 else ~b) & (c if number & 1 else ~c)
-            made |= term
     return made
 
 
@@ -103,8 +73,6 @@ def _multiply_add(a: Any, b: Any, c: Any) -> Any:
 
 
 def _high(dtype: Any) -> Callable[[Any, Any], Any]:
-    if np.dtype(dtype).itemsize == 8:
-        return lambda a, b: (np.asarray(a).astype(object) * np.asarray(b).astype(object) >> 64).astype(dtype)
     wide = _WIDER[dtype]
     nbits = np.dtype(dtype).itemsize * 8
     return lambda a, b: (np.asarray(a).astype(wide) * np.asarray(b).astype(wide) >> wide(nbits)).astype(dtype)
@@ -116,23 +84,18 @@ def _wide(dtype: Any) -> Callable[[Any, Any], Any]:
 
 def _min_max(parts: list[str], dtype: Any) -> Callable[[Any, Any], Any]:
     is_min = parts[0] == "min"
-    if not np.issubdtype(dtype, np.floating) or "NaN" in parts:
-        chosen: Any = np.minimum if is_min else np.maximum
+    if np.issubdtype(dtype, np.floating):
+        chosen: Any = np.fmin if is_min else np.fmax
     else:
-        chosen = np.fmin if is_min else np.fmax
+        chosen = np.minimum if is_min else np.maximum
     if "relu" in parts:
         return lambda a, b: np.maximum(chosen(a, b), dtype(0))
     return chosen
 
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "abs": np.abs, "neg": np.negative, "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh,
-    "sin": np.sin, "cos": np.cos, "rcp": lambda a: np.asarray(1, np.asarray(a).dtype) / a,
+    "abs": np.abs, "neg": np.negative, "not": np.invert, "ex2": np.exp2, "sqrt": np.sqrt,
     "rsqrt": lambda a: (1 / np.sqrt(np.asarray(a, np.float64))).astype(np.asarray(a).dtype),
-    "not": np.invert, "cnot": lambda a: (np.asarray(a) == 0).astype(np.asarray(a).dtype),
-    "popc": lambda a: np.vectorize(lambda one: bin(int(one)).count("1"), otypes=[np.uint32])(a),
-    "clz": lambda a: np.vectorize(lambda one: 32 - int(one).bit_length(), otypes=[np.uint32])(a),
-    "brev": lambda a: np.vectorize(lambda one: int(f"{int(one):032b}"[::-1], 2), otypes=[np.uint32])(a),
 }  # fmt: skip
 _TWO: dict[str, Any] = {
     "add": np.add,
@@ -143,7 +106,7 @@ _TWO: dict[str, Any] = {
 }
 
 
-_COMPUTE = {"add", "sub", "mul", "fma", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "tanh", "sin", "cos", "min", "max"}
+_COMPUTE = {"add", "sub", "mul", "fma", "div", "sqrt", "rsqrt", "ex2", "min", "max"}
 _NANS = {
     "f16": np.asarray(0x7FFF, np.uint16).view(np.float16),
     "f32": np.asarray(0x7FFFFFFF, np.uint32).view(np.float32),
@@ -203,10 +166,10 @@ def _arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] |
         return None
     if name in _TWO:
         return _TWO[name], [dtype] * 2, dtype
-    if name in ("min", "max"):
+    if name in ("min", "max") and "NaN" not in parts:
         return _min_max(parts, dtype), [dtype] * 2, dtype
     if name in _FUNCTIONS:
-        return _FUNCTIONS[name], [dtype], np.uint32 if name in ("popc", "clz", "brev") else dtype
+        return _FUNCTIONS[name], [dtype], dtype
     if name == "mul":
         if "wide" in parts:
             return _wide(dtype), [dtype] * 2, None
@@ -225,18 +188,10 @@ def _arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] |
         return _remainder, [dtype] * 2, dtype
     if name in ("shl", "shr"):
         return _shift(np.left_shift if name == "shl" else np.right_shift, dtype), [dtype, np.uint32], dtype
-    if name == "shf":
-        return _funnel(parts[1] == "l", "wrap" in parts), [np.uint32] * 3, None
-    if name == "bfe":
+    if name == "bfe" and dtype in (np.int32, np.uint32):
         return _bit_field(dtype), [dtype, np.uint32, np.uint32], dtype
-    if name == "bfi":
-        return _insert, [np.uint32] * 4, None
     if name == "prmt":
         return _permute, [np.uint32] * 3, None
-    if name == "lop3":
-        return _lop3, [np.uint32] * 4, None
     if name == "selp":
         return (lambda a, b, chosen: np.where(chosen, a, b)), [dtype, dtype, np.bool_], dtype
-    if name == "copysign":
-        return (lambda sign, size: np.copysign(size, sign)), [dtype] * 2, dtype
     return None

@@ -112,7 +112,7 @@ def barrier(machine: Machine, one: Instruction) -> Run:
             chosen[thread] = _barrier_at(machine, int(where()[thread])).is_complete(int(parity[thread]))
         put(target(machine, one.operands[0]), chosen, mask)
 
-    return {"init": init, "inval": inval, "arrive": arrive, "try_wait": try_wait, "test_wait": try_wait}[how]
+    return {"init": init, "inval": inval, "arrive": arrive, "try_wait": try_wait}[how]
 
 
 def make(machine: Machine, one: Instruction) -> Run:

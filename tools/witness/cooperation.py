@@ -1,8 +1,7 @@
-"""What threads do together: barriers, exchanges within a warp, copies that run by themselves, atomics."""
+"""What threads do together: barriers, exchanges within a warp, copies that run by themselves."""
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,11 @@ def _barrier(machine: Machine, one: Instruction) -> Run:
 
 
 def _shuffle(machine: Machine, one: Instruction) -> Run:
-    """shfl.sync.<bfly|idx|up|down>.b32 d[|p], a, b, c, members."""
+    """shfl.sync.<bfly|idx>.b32 d, a, b, c, members."""
     how = one.parts[2]
-    name, _, predicate = one.operands[0].partition("|")
-    bits = target(machine, name)
-    is_there = target(machine, predicate) if predicate else None
+    if how not in ("bfly", "idx") or "|" in one.operands[0]:
+        raise ValueError(f"unknown exchange {one.opcode}")
+    bits = target(machine, one.operands[0])
     given, by, clamp = (value(machine, operand, np.uint32) for operand in one.operands[1:4])
     lanes = machine.lanes.astype(np.int64)
     first = np.arange(len(lanes)) - lanes
@@ -42,57 +41,23 @@ def _shuffle(machine: Machine, one: Instruction) -> Run:
         limit = np.broadcast_to(clamp(), lanes.shape).astype(np.int64)
         segment = limit >> 8 & 31
         last = lanes & segment | limit & 31 & ~segment
-        start = lanes & segment
-        if how == "bfly":
-            source = lanes ^ distance
-            inside = source <= last
-        elif how == "idx":
-            source = start | distance & ~segment
-            inside = source <= last
-        elif how == "up":
-            source = lanes - distance
-            inside = source >= (limit & 31 & ~segment | start)
-        else:
-            source = lanes + distance
-            inside = source <= last
-        source = np.where(inside, source, lanes)
+        source = lanes ^ distance if how == "bfly" else lanes & segment | distance & ~segment
+        source = np.where(source <= last, source, lanes)
         x = np.broadcast_to(given(), lanes.shape)
         put(bits, x[first + source], mask)
-        if is_there is not None:
-            put(is_there, inside, mask)
 
     return run
 
 
 def _reduce_in_warp(machine: Machine, one: Instruction) -> Run:
     """redux.sync.<op>.<type> d, a, members."""
-    function = {
-        "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }[one.parts[2]]  # fmt: skip
+    function = {"add": np.add, "min": np.minimum, "max": np.maximum}[one.parts[2]]
     bits = target(machine, one.operands[0])
     given = value(machine, one.operands[1], TYPES[one.parts[-1]])
 
     def run(mask: Mask) -> None:
         x = np.broadcast_to(given(), machine.threads.shape).reshape(-1, 32)
         put(bits, np.repeat(function.reduce(x, 1, dtype=x.dtype), 32), mask)
-
-    return run
-
-
-def _vote(machine: Machine, one: Instruction) -> Run:
-    """vote.sync.<all|any|ballot> d, a, members."""
-    how = one.parts[2]
-    bits = target(machine, one.operands[0])
-    given = value(machine, one.operands[1], np.bool_)
-
-    def run(mask: Mask) -> None:
-        x = np.broadcast_to(given(), machine.threads.shape)
-        x = (x if mask is None else x & mask).reshape(-1, 32)
-        made = x.all(1) if how == "all" else x.any(1)
-        if how == "ballot":
-            made = (x.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32)
-        put(bits, np.repeat(made, 32), mask)
 
     return run
 
@@ -108,17 +73,13 @@ def _copy(machine: Machine, one: Instruction) -> Run:
             machine.copies.append([])
 
         return commit
-    if parts[2] in ("wait_group", "wait_all"):
-        left = int(one.operands[0]) if parts[2] == "wait_group" else 0
+    if parts[2] == "wait_group":
+        left = int(one.operands[0])
 
         def wait(mask: Mask) -> None:
             while len(machine.copies) - 1 > left:
                 for copy in machine.copies.pop(0):
                     copy(None)
-            if parts[2] == "wait_all":
-                for copy in machine.copies.pop():
-                    copy(None)
-                machine.copies.append([])
 
         return wait
     return _start_copy(machine, one)
@@ -153,45 +114,6 @@ def _start_copy(machine: Machine, one: Instruction) -> Run:
     return run
 
 
-def _atomic(machine: Machine, one: Instruction) -> Run:
-    """atom and red, on global or shared memory, one thread after another."""
-    parts = one.parts
-    has_result = parts[0] == "atom"
-    operation = next(part for part in parts if part in ("add", "min", "max", "exch", "cas", "and", "or", "xor", "inc"))
-    dtype = np.dtype(TYPES[parts[-1]])
-    operands = one.operands[1:] if has_result else one.operands
-    where = address(machine, operands[0])
-    given = [value(machine, operand, dtype.type) for operand in operands[1:]]
-    bits = target(machine, one.operands[0]) if has_result else None
-    functions: dict[str, Callable[..., Any]] = {
-        "add": lambda old, a: old + a, "min": lambda old, a: min(old, a), "max": lambda old, a: max(old, a),
-        "exch": lambda old, a: a, "cas": lambda old, a, b: b if old == a else old, "and": lambda old, a: old & a,
-        "or": lambda old, a: old | a, "xor": lambda old, a: old ^ a,
-    }  # fmt: skip
-
-    def run(mask: Mask) -> None:
-        at = where()
-        sources = [np.broadcast_to(one_given(), machine.threads.shape) for one_given in given]
-        for thread in range(len(at)) if mask is None else np.flatnonzero(mask):
-            place = at[thread : thread + 1]
-            warp = machine.warps[thread : thread + 1]
-            if "shared" in one.opcode:
-                old = machine.shared.load(place, warp, dtype.itemsize, 1)
-            else:
-                old = machine.memory.load(place, dtype.itemsize, 1)
-            before = old.view(dtype)[0, 0]
-            after = np.array([[functions[operation](before, *(source[thread] for source in sources))]], dtype)
-            after = after.view(f"u{dtype.itemsize}")
-            if "shared" in one.opcode:
-                machine.shared.store(place, warp, after)
-            else:
-                machine.memory.store(place, after)
-            if bits is not None:
-                bits[thread] = old[0, 0]
-
-    return run
-
-
 def _elect(machine: Machine, one: Instruction) -> Run:
     """elect.sync d|p, members: the first lane of each warp."""
     name, _, predicate = one.operands[0].partition("|")
@@ -212,8 +134,8 @@ def _by_modifier(makers: dict[str, Callable[[Machine, Instruction], Run]]) -> Ca
 
 
 MAKERS: dict[str, Callable[[Machine, Instruction], Run]] = {
-    "bar": _barrier, "barrier": _barrier, "shfl": _shuffle, "redux": _reduce_in_warp, "vote": _vote, "cp": _copy,
-    "atom": _atomic, "red": _atomic, "elect": _elect, "ldmatrix": matrix_products.load_matrices,
-    "stmatrix": matrix_products.store_matrices, "mma": matrix_products.warp_product,
-    "wgmma": _by_modifier(matrix_products.WARPGROUP), "mbarrier": bulk_copies.barrier,
+    "bar": _barrier, "barrier": _barrier, "shfl": _shuffle, "redux": _reduce_in_warp, "cp": _copy, "elect": _elect,
+    "ldmatrix": matrix_products.load_matrices, "stmatrix": matrix_products.store_matrices,
+    "mma": matrix_products.warp_product, "wgmma": _by_modifier(matrix_products.WARPGROUP),
+    "mbarrier": bulk_copies.barrier,
 }  # fmt: skip

@@ -55,16 +55,14 @@ def _elementwise(
 
 
 def _compare(machine: Machine, one: Instruction) -> Run:
-    """setp.<comparison>[u][.<boolean operator>].<type> p[|q], a, b[, c]; of pairs of halves p is of the lower ones."""
+    """setp.<comparison>[u].<type> p[|q], a, b; of pairs of halves p is of the lower ones."""
     parts = one.parts
     kind, how = parts[-1], parts[1]
     dtype = _BITS.get(kind) or TYPES[kind]
     is_float = kind in _BITS or np.issubdtype(dtype, np.floating)
     a, b = (value(machine, operand, dtype) for operand in one.operands[1:3])
-    with_predicate = value(machine, one.operands[3], np.bool_) if len(one.operands) > 3 else None
-    join = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.get(parts[2])
     results = [target(machine, name) for name in one.operands[0].split("|")]
-    if len(results) != (2 if kind.endswith("x2") else 1):
+    if len(one.operands) > 3 or len(results) != (2 if kind.endswith("x2") else 1):
         return _unknown(one)
 
     def compared(x: Any, y: Any) -> Any:
@@ -79,8 +77,6 @@ def _compare(machine: Machine, one: Instruction) -> Run:
         x, y = a(), b()
         for number, bits in enumerate(results):
             made = compared(_half(x, kind, number), _half(y, kind, number)) if kind in _BITS else compared(x, y)
-            if with_predicate is not None and join is not None:
-                made = join(made, with_predicate())
             put(bits, made, mask)
 
     return run
@@ -94,9 +90,11 @@ def _half(bits: Any, kind: str, number: int) -> Any:
 
 
 def _convert(machine: Machine, one: Instruction) -> Run:
-    """cvt[.rounding][.ftz][.sat].<to>.<from> d, a[, b]."""
+    """cvt[.rounding].<to>.<from> d, a[, b]; none to whole numbers but from such."""
     parts = one.parts
     to, given = parts[-2], parts[-1]
+    if {"rzi", "rmi", "rpi", "rni", "sat"} & {*parts}:
+        return _unknown(one)
     bits = target(machine, one.operands[0])
     if to in ("bf16x2", "f16x2"):
         high, low = (value(machine, operand, np.float32) for operand in one.operands[1:3])
@@ -107,8 +105,6 @@ def _convert(machine: Machine, one: Instruction) -> Run:
 
         return run_pair
     read = value(machine, one.operands[1], np.uint16 if given == "bf16" else TYPES[given])
-    is_whole = to[0] in "us"
-    is_given_whole = given[0] in "us"
 
     def run(mask: Mask) -> None:
         x: Any = bf16_to_fp32(read()) if given == "bf16" else np.asarray(read())
@@ -116,16 +112,8 @@ def _convert(machine: Machine, one: Instruction) -> Run:
             made: Any = fp32_to_bf16(x.astype(np.float32))
         elif to == "tf32":
             made = fp32_to_tf32(x)
-        elif is_whole and not is_given_whole:
-            x = {"rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil, "rni": np.rint}[parts[1]](x)
-            limits = np.iinfo(TYPES[to])
-            made = np.clip(np.nan_to_num(x.astype(np.float64)), limits.min, limits.max).astype(TYPES[to])
         else:
             made = x.astype(TYPES[to])
-            if not is_whole and not is_given_whole and "i" in parts[1]:
-                made = {"rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil, "rni": np.rint}[parts[1]](made)
-            if "sat" in parts and not is_whole:
-                made = np.clip(made, 0, 1)
         put(bits, made, mask)
 
     return run

@@ -18,13 +18,13 @@ TYPES: dict[str, Any] = {
 
 def value(machine: Machine, operand: str, dtype: Any) -> Callable[[], Any]:
     """What reads an operand: a register, a constant, a special register."""
-    if operand.startswith("%") and re.match(r"%(tid|ctaid|ntid|nctaid|laneid|warpid|cluster|nwarpid)", operand):
+    if operand.startswith("%") and re.match(r"%(tid|ctaid|nctaid)\.", operand):
         return _special(machine, operand, dtype)
     if re.match(r"-?\d|0[fFdDxX]", operand):
         constant = _constant(operand, dtype)
         return lambda: constant
-    if operand.startswith(("global_smem", "$")) or operand in ("WARP_SZ",):
-        constant = np.asarray(32 if operand == "WARP_SZ" else 0, dtype)
+    if operand.startswith(("global_smem", "$")):
+        constant = np.asarray(0, dtype)
         return lambda: constant
     if operand in machine.kernel.parameters:  # where it lies
         constant = np.asarray(machine.kernel.parameters[operand][0], dtype)
@@ -57,22 +57,13 @@ def _constant(operand: str, dtype: Any) -> Any:
 
 def _special(machine: Machine, operand: str, dtype: Any) -> Callable[[], Any]:
     name, _, axis = operand[1:].partition(".")
-    number = "xyz".index(axis) if axis in ("x", "y", "z") and axis else 0
+    number = "xyz".index(axis)
     if name == "tid":
         fixed = machine.threads.astype(dtype) if number == 0 else np.asarray(0, dtype)
-    elif name == "laneid":
-        fixed = machine.lanes.astype(dtype)
-    elif name == "warpid":
-        fixed = machine.warps.astype(dtype)
-    elif name == "ntid":
-        fixed = np.asarray(len(machine.threads) if number == 0 else 1, dtype)
-    elif name == "ctaid":
+        return lambda: fixed
+    if name == "ctaid":
         return lambda: np.asarray(machine.program[number], dtype)
-    elif name == "nctaid":
-        return lambda: np.asarray(machine.grid[number], dtype)
-    else:  # of clusters, which there are none of
-        fixed = np.asarray(1 if name.startswith("cluster_nct") else 0, dtype)
-    return lambda: fixed
+    return lambda: np.asarray(machine.grid[number], dtype)
 
 
 def target(machine: Machine, operand: str) -> Array:
