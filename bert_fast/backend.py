@@ -185,6 +185,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "qkv_projection"),
         _implementation("reference", "qkv_projection"),
     ),
+    "rotary": (
+        _implementation("triton", "rotary", _triton_reasons),
+        _implementation("torch", "rotary"),
+        _implementation("reference", "rotary"),
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing, repad, unpad
 from bert_fast.ops.qkv_projection import qkv_projection
+from bert_fast.ops.rotary import rotary, rotary_tables
 
 __all__ = [
     "DropoutSite",
@@ -43,6 +44,8 @@ __all__ = [
     "mlp",
     "qkv_projection",
     "repad",
+    "rotary",
+    "rotary_tables",
     "unpad",
 ]
 
