@@ -1,9 +1,9 @@
 """Whether backward may write over the gradient that it is given: nobody else holds it, nor memory of it.
 
-PyTorch adds to gradients in place by the same rule (`accumulate` of its engine's input buffers). What counts as nobody is
-asked of PyTorch itself, once: a gradient that a function has just made and that goes to one other function, as it is or
-through a view, has so many references from C++ and from Python, wherever this version of PyTorch or Python keeps some.
-A hook, `torch.autograd.grad(..., inputs=[y])`, the caller's own gradient and a second consumer each add one.
+PyTorch's engine adds up gradients in place by the same rule. How many references a gradient has that nobody else holds
+depends on the versions of PyTorch and Python, so it is counted once, on a gradient that one function makes for one
+other, as it is or through a view. A hook that keeps it, `torch.autograd.grad(..., inputs=[y])`, the caller's own
+gradient and a second consumer each add one.
 """
 
 import functools
@@ -22,7 +22,7 @@ def holders(gradient: Tensor) -> _Holders:
     To be called in the `backward` of an autograd function, with its argument as it came.
     """
     base = gradient._base
-    of_base = () if base is None else (base._use_count(), sys.getrefcount(base))  # type: ignore[attr-defined]
+    of_base = () if base is None else (base._use_count(), sys.getrefcount(base))
     storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)  # type: ignore[attr-defined]
     return gradient._use_count(), sys.getrefcount(gradient), storage, *of_base  # type: ignore[attr-defined]
 

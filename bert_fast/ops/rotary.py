@@ -1,8 +1,8 @@
 """Rotary position embedding of packed tokens, on any back-end, over the memory of query and key where it may be.
 
-Registered as `bert_fast::rotary_fwd` and `_bwd`, which make new tensors: what traces or watches calls sees these. Else an
+Registered as `bert_fast::rotary_fwd` and `_bwd`, which make new tensors: this is what tracing and modes see. Else an
 autograd function writes in place: the result over qkv if the caller says so, the gradient over the upstream one if
-nobody else holds it.
+nothing else holds it.
 """
 
 from typing import Any
@@ -30,8 +30,9 @@ def rotary(
 ) -> Tensor:  # fmt: skip
     """y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin for every pair (x1, x2) of the heads of query and key.
 
-    qkv (Tensor [T, 3, A, D], fp32/fp16/bf16/fp64; D even): query, key and value of every token, as `attention_qkv` takes
-        them; value is passed through. Or [T, A, D]: all heads are turned, of queries or keys alone. Any strides.
+    qkv (Tensor [T, 3, A, D], fp32/fp16/bf16/fp64; D even): query, key and value of every token, as `attention_qkv`
+        takes them; value is passed through. Or [T, A, D]: all heads are turned, of queries or keys alone. Any strides;
+        where neighbours in a head are none in memory, Triton works on a copy.
     cos, sin (Tensor [T, D / 2], fp32; fp64 beside fp64): of the angles, see `rotary_tables`; no gradient.
     interleaved: pairs are (x[2 i], x[2 i + 1]), as RoFormer has them; else (x[i], x[i + D / 2]), the halves of a head.
     inplace: write the result over qkv, of which value is not touched then. The caller gives qkv up: in compiled graphs,
@@ -45,8 +46,9 @@ def rotary(
         holds it. Saves cos and sin, which all layers of a call share. Deterministic; no device sync.
     Precision: computed in fp32 (fp64 for fp64), rounded once. transformers casts cos and sin to the dtype of qkv
         first and rounds both products and the sum, which in bf16 errs about three times as much.
-    Autocast: the dtype of qkv stays. In place, qkv should be a whole tensor, or a view of one with its elements in the same
-        order (`product.view(T, 3, A, D)`): for other views PyTorch's backward copies the gradient three times.
+    Autocast: the dtype of qkv stays.
+    In place, qkv should be a whole tensor or `product.view(T, 3, A, D)`: of other views PyTorch copies the gradient
+        three times in backward.
     Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2.
     """
     _check(qkv, cos, sin)

@@ -3,9 +3,10 @@
     y1 = x1 cos - x2 sin          pairs: halves of a head, or neighbours
     y2 = x2 cos + x1 sin
 
-Shapes: x, y [T, P, A, D], P parts (query, key, value; or 1), the first two of which are turned; cos, sin [T, D / 2] fp32.
-Bytes per token, e bytes an element: in place 4 A D e of qkv (query and key read and written; value is not touched), else
-6 A D e; and 4 D of cos and sin, once from memory and once more from the cache for the second part.
+Shapes: x, y [T, P, A, D], P parts (query, key, value; or 1), the first two of which are turned; cos, sin [T, D / 2],
+fp32.
+Bytes per token, e bytes an element: in place 4 A D e of query and key, read and written, else 6 A D e, value with them;
+and 4 D of cos and sin, from memory for the first part and from the cache for the second.
 Precision: fp32 throughout, rounded once. Deterministic: every element is written by one thread.
 
 A program turns a block of tokens of one part: cos and sin of these tokens stay in registers while it walks over the
@@ -33,15 +34,14 @@ def _turn(x1, x2, cos, sin):
     return x1 * cos - x2 * sin, x2 * cos + x1 * sin
 
 
-@triton.jit(
-    do_not_specialize=[
-        "x_token_stride", "x_part_stride", "x_head_stride", "y_token_stride", "y_part_stride", "y_head_stride", "n_tokens",
-    ]
-)  # fmt: skip
+_STRIDES = [f"{tensor}_{of}_stride" for tensor in "xy" for of in ("token", "part", "head")]
+
+
+@triton.jit(do_not_specialize=[*_STRIDES, "n_tokens"])
 def _rotary_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, x_token_stride, x_part_stride, x_head_stride, y_token_stride, y_part_stride,
     y_head_stride, n_tokens, sign, N_HEADS: tl.constexpr, N_FREQS: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, FREQS: tl.constexpr, STRIDE_UNIT: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr,
+    HEADS: tl.constexpr, FREQS: tl.constexpr, STRIDE_UNIT: tl.constexpr, TURNED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """TOKENS tokens of one part. Strides count STRIDE_UNIT elements, so that Triton sees heads start at vectors."""
@@ -55,14 +55,13 @@ def _rotary_kernel(
     x_ptr += (token * x_token_stride + part * x_part_stride) * STRIDE_UNIT
     y_ptr += (token * y_token_stride + part * y_part_stride) * STRIDE_UNIT
     # 2. Of a value everything is copied, [TOKENS, HEADS, D] at a time.
-    if PARTS > TURNED:
-        if part >= TURNED:
-            for first in tl.static_range(0, N_HEADS, HEADS):
-                head = first + tile_head
-                mask = mask_token & (head < N_HEADS) & (col < 2 * N_FREQS)
-                x = tl.load(x_ptr + head * x_head_stride * STRIDE_UNIT + col, mask=mask)
-                tl.store(y_ptr + head * y_head_stride * STRIDE_UNIT + col, x, mask=mask)
-            return
+    if part >= TURNED:
+        for first in tl.static_range(0, N_HEADS, HEADS):
+            head = first + tile_head
+            mask = mask_token & (head < N_HEADS) & (col < 2 * N_FREQS)
+            x = tl.load(x_ptr + head * x_head_stride * STRIDE_UNIT + col, mask=mask)
+            tl.store(y_ptr + head * y_head_stride * STRIDE_UNIT + col, x, mask=mask)
+        return
     # 3. The tokens' angles, [TOKENS, 1, D / 2].
     mask_angle = mask_token & (freq < N_FREQS)
     cos = tl.load(cos_ptr + token * N_FREQS + freq, mask=mask_angle, other=0.0)
@@ -152,7 +151,6 @@ def _launch(a: Rotary, x: Tensor, y: Tensor, num_parts: int, sign: float) -> Non
         FREQS=config.freqs,
         STRIDE_UNIT=stride_unit,
         TURNED=turned_parts(parts),
-        PARTS=num_parts,
         INTERLEAVED=a.interleaved,
         num_warps=_THREADS // 32,
         enable_fp_fusion=True,
