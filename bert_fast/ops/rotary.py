@@ -18,7 +18,6 @@ from bert_fast.ops._memory import name_call
 from bert_fast.ops._register import are_plain, is_watched
 from bert_fast.ops._saved import keep_tensors, kept_tensors
 from bert_fast.ops._sole_holder import holders, is_sole
-from bert_fast.reference.precision import wide_dtype
 from bert_fast.reference.rotary import Rotary
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -45,7 +44,7 @@ def rotary(
     Differentiable once, in qkv. Backward turns by the negative angle, over the upstream gradient where nothing else
         holds it. Saves cos and sin, which all layers of a call share. Deterministic; no device sync.
     Precision: computed in fp32 (fp64 for fp64), rounded once. transformers casts cos and sin to the dtype of qkv
-        first and rounds both products and the sum, which in bf16 errs about three times as much.
+        first and rounds both products and the sum, which in bf16 errs 1.6 times as much.
     Autocast: the dtype of qkv stays.
     In place, qkv should be a whole tensor or `product.view(T, 3, A, D)`: of other views PyTorch copies the gradient
         three times in backward.
@@ -54,6 +53,8 @@ def rotary(
     _check(qkv, cos, sin)
     check_flag("interleaved", interleaved)
     check_flag("inplace", inplace)
+    if inplace and any(size > 1 and not stride for size, stride in zip(qkv.shape, qkv.stride(), strict=True)):
+        raise ValueError(f"qkv: expected one place per element (inplace), got strides {qkv.stride()}")
     backend = requested(backend)
     if is_watched(by_profiler=False) or not are_plain((qkv, cos, sin)):
         if qkv.dim() == 4:
@@ -64,6 +65,8 @@ def rotary(
         if inplace and not y.is_inference():
             torch.autograd.graph.increment_version(y)
         return y
+    if inplace:
+        _check_leaf(qkv)
     if inplace and (whole := _whole(qkv)) is not None:
         y = _Eager.apply(whole, qkv.shape, cos, sin, interleaved, backend, True)
         return y.view(qkv.shape)
@@ -99,12 +102,21 @@ def _check(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     if not (qkv.dim() == 3 or (qkv.dim() == 4 and qkv.shape[1] == 3)) or qkv.shape[-1] % 2 or not qkv.shape[-1]:
         raise ValueError(f"qkv: expected shape [T, 3, A, D] or [T, A, D] with an even D, got {list(qkv.shape)}")
     check_dtype("qkv", qkv, _DTYPES)
+    wide = torch.float64 if qkv.dtype is torch.float64 else torch.float32
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, (qkv.shape[0], qkv.shape[-1] // 2))
-        check_dtype(name, table, (wide_dtype(qkv.dtype),))
+        check_dtype(name, table, (wide,))
         check_same_device(name, table, "qkv", qkv)
         if table.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: expected a Tensor that requires no gradient, got one that does")
+
+
+def _check_leaf(qkv: Tensor) -> None:
+    """Raises what PyTorch would raise after qkv is overwritten."""
+    base = qkv if qkv._base is None else qkv._base
+    if base.is_leaf and base.requires_grad:
+        what = "a leaf Variable" if base is qkv else "a view of a leaf Variable"
+        raise RuntimeError(f"{what} that requires grad is being used in an in-place operation.")
 
 
 def _whole(qkv: Tensor) -> Tensor | None:
