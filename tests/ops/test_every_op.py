@@ -138,6 +138,11 @@ def linear_cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), labels
 
 
+def rotary_arguments(tokens: int) -> tuple[Any, ...]:
+    angle = torch.arange(4.0 * tokens).view(tokens, 4)
+    return leaf(tokens, 3, 2, 8), angle.cos(), angle.sin()
+
+
 def step(function: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
     """An optimizer step as a function of its tensors: what it overwrites is what it returns."""
 
@@ -234,6 +239,10 @@ SAMPLES = {
     ),
     "qkv_projection: without biases": Sample(
         lambda x, wq, wk, wv: ops.qkv_projection(x, wq, None, wk, None, wv, None), rows(*[(8, COLUMNS)] * 3)
+    ),
+    "rotary": Sample(lambda *arguments: ops.rotary(*arguments), rotary_arguments),
+    "rotary: interleaved, of a product": Sample(
+        lambda qkv, cos, sin: ops.rotary(qkv * 2, cos, sin, interleaved=True, inplace=True), rotary_arguments
     ),
 }  # fmt: skip
 
