@@ -138,6 +138,11 @@ def linear_cross_entropy_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, COLUMNS), leaf(30, COLUMNS), leaf(30), labels
 
 
+def rotary(qkv: Tensor, cos: Tensor, sin: Tensor, **options: bool) -> Tensor:
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    return ops.rotary(qkv, cos.to(wide), sin.to(wide), **options)
+
+
 def rotary_arguments(tokens: int) -> tuple[Any, ...]:
     angle = torch.arange(4.0 * tokens).view(tokens, 4)
     return leaf(tokens, 3, 2, 8), angle.cos(), angle.sin()
@@ -240,9 +245,9 @@ SAMPLES = {
     "qkv_projection: without biases": Sample(
         lambda x, wq, wk, wv: ops.qkv_projection(x, wq, None, wk, None, wv, None), rows(*[(8, COLUMNS)] * 3)
     ),
-    "rotary": Sample(lambda *arguments: ops.rotary(*arguments), rotary_arguments),
+    "rotary": Sample(lambda *arguments: rotary(*arguments), rotary_arguments),
     "rotary: interleaved, of a product": Sample(
-        lambda qkv, cos, sin: ops.rotary(qkv * 2, cos, sin, interleaved=True, inplace=True), rotary_arguments
+        lambda qkv, *tables: rotary(qkv * 2, *tables, interleaved=True, inplace=True), rotary_arguments
     ),
 }  # fmt: skip
 
