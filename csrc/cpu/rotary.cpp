@@ -44,8 +44,8 @@ void rotary(const RotaryArguments& args, int num_threads) {
         const float* x = args.x + token * args.x_strides.token + part * args.x_strides.part;
         float* y = args.y + token * args.y_strides.token + part * args.y_strides.part;
         if (part < args.turned_parts) {
-          turn_heads({x, y, args.cos + token * args.num_freqs, args.sin + token * args.num_freqs,
-                      args.x_strides.head, args.y_strides.head, args.num_heads, args.is_backward ? -1.0f : 1.0f},
+          turn_heads({x, y, args.cos + token * args.num_freqs, args.sin + token * args.num_freqs, args.x_strides.head,
+                      args.y_strides.head, args.num_heads, args.is_backward ? -1.0f : 1.0f},
                      args.num_freqs);
         } else {
           for (int64_t head = 0; head < args.num_heads; ++head) {

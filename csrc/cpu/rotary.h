@@ -19,7 +19,7 @@ struct HeadStrides {
 
 struct RotaryArguments {
   const float* x;
-  float* y;  // may be x, with the strides of x
+  float* y;          // may be x, with the strides of x
   const float* cos;  // [T, F]
   const float* sin;
   int64_t num_tokens, num_parts, num_heads, num_freqs;
