@@ -22,8 +22,8 @@ def holders(gradient: Tensor) -> _Holders:
     To be called in the `backward` of an autograd function, with its argument as it came.
     """
     base = gradient._base
-    of_base = () if base is None else (base._use_count(), sys.getrefcount(base))
-    storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    of_base = () if base is None else (base._use_count(), sys.getrefcount(base))  # type: ignore[attr-defined]
+    storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
     return gradient._use_count(), sys.getrefcount(gradient), storage, *of_base  # type: ignore[attr-defined]
 
 

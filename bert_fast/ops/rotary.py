@@ -190,11 +190,11 @@ class _Eager(torch.autograd.Function):
             return (None,) * 7
         is_free = is_sole(holders(dy))  # to be asked first: whatever looks at dy may hold it
         cos, sin = kept_tensors(ctx, ("cos", "sin"))
-        shape, *others = ctx.others
+        shape, interleaved, backend = ctx.others
         if torch.is_grad_enabled() or is_watched(by_profiler=False) or not are_plain((dy, cos, sin)):
             parts = _as_parts(dy.contiguous(), shape)
-            dx = torch.ops.bert_fast.rotary_bwd(parts, cos, sin, *others).view(dy.shape)
+            dx = torch.ops.bert_fast.rotary_bwd(parts, cos, sin, interleaved, backend).view(dy.shape)
         else:
             is_free = is_free and dy.is_contiguous()
-            dx = _make(dy if is_free else dy.contiguous(), shape, cos, sin, *others, is_free, True)
+            dx = _make(dy if is_free else dy.contiguous(), shape, cos, sin, interleaved, backend, is_free, True)
         return dx, *(None,) * 6

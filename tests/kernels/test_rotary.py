@@ -10,8 +10,10 @@ from torch import Tensor
 from bert_fast import backend
 from bert_fast.reference import rotary as reference
 from bert_fast.reference.rotary import Rotary
+from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.testing.traffic import traffic
+from bert_fast.torch import rotary as aten
 
 pytestmark = pytest.mark.interpreter
 
@@ -25,6 +27,18 @@ def kernels():  # type: ignore[no-untyped-def]
 def record(*shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False) -> Rotary:
     angle = 3.0 * torch.randn(shape[0], shape[-1] // 2)
     return Rotary(torch.randn(shape).to(dtype), angle.cos(), angle.sin(), interleaved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_values(kernels, interleaved: bool, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    a = record(19, 3, 5, 24, dtype=dtype, interleaved=interleaved)
+    exact = Rotary(a.qkv.double(), a.cos.double(), a.sin.double(), interleaved)
+    assert_close_to_truth("rotary", "y", kernels.rotary_fwd(a), aten.rotary_fwd(a), reference.rotary_fwd(exact))
+    dqkv, plain, truth = (
+        module.rotary_bwd(given, given.qkv)["qkv"] for module, given in ((kernels, a), (aten, a), (reference, exact))
+    )
+    assert_close_to_truth("rotary", "dqkv", dqkv, plain, truth)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
