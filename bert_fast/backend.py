@@ -195,6 +195,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "splade"),
         _implementation("reference", "splade"),
     ),
+    "rotary": (
+        _implementation("triton", "rotary", _triton_reasons),
+        _implementation("torch", "rotary"),
+        _implementation("reference", "rotary"),
+    ),
 }
 
 

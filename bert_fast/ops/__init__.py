@@ -18,6 +18,7 @@ from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing, repad, unpad
 from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.ops.splade import splade
+from bert_fast.ops.rotary import rotary, rotary_tables
 
 __all__ = [
     "DropoutSite",
@@ -47,6 +48,8 @@ __all__ = [
     "qkv_projection",
     "repad",
     "splade",
+    "rotary",
+    "rotary_tables",
     "unpad",
 ]
 

@@ -30,7 +30,7 @@ WITHOUT_PRODUCTS = frozenset({
     "adamw_step", "bias_gelu_bwd", "bias_gelu_fwd", "cross_entropy_bwd", "cross_entropy_fwd", "dropout",
     "dropout_add_layer_norm_bwd", "dropout_add_layer_norm_fwd", "embedding_bwd", "embedding_fwd", "global_norm",
     "lamb_step", "layer_norm_bwd", "layer_norm_fwd", "linear_cross_entropy_bwd",
-    "maxsim_bwd",
+    "maxsim_bwd", "rotary_bwd", "rotary_fwd",
 })  # fmt: skip
 
 

@@ -21,6 +21,7 @@
 #include "cpu/kernels.h"
 #include "cpu/layer_norm.h"
 #include "cpu/linear.h"
+#include "cpu/rotary.h"
 
 namespace py = pybind11;
 namespace cpu = bert_fast::cpu;
@@ -70,6 +71,26 @@ void keep_mask(Address dst, int64_t num_rows, int64_t num_cols, Address coords, 
                uint32_t threshold, int num_threads) {
   cpu::keep_mask(at<uint8_t>(dst), num_rows, num_cols, at<const int32_t>(coords),
                  make_spec(seed, site, threshold, 1.0f), num_threads);
+}
+
+// strides: of token, part and head, of x and then of y.
+void rotary(Address x, Address y, Address cos, Address sin, int64_t num_tokens, int64_t num_parts, int64_t num_heads,
+            int64_t num_freqs, int64_t turned_parts, std::array<int64_t, 6> strides, bool is_interleaved,
+            bool is_backward, int num_threads) {
+  cpu::rotary({at<const float>(x),
+               at<float>(y),
+               at<const float>(cos),
+               at<const float>(sin),
+               num_tokens,
+               num_parts,
+               num_heads,
+               num_freqs,
+               turned_parts,
+               {strides[0], strides[1], strides[2]},
+               {strides[3], strides[4], strides[5]},
+               is_interleaved,
+               is_backward},
+              num_threads);
 }
 
 void dropout_add_layer_norm_fwd(Address x, Address x_bias, Address residual, Address weight, Address bias, Address y,
@@ -245,6 +266,13 @@ void bind_cpu(py::module_& module) {
   module.def("keep_mask", &keep_mask, no_gil, arg("dst"), arg("num_rows"), arg("num_cols"), arg("coords"), arg("seed"),
              arg("site"), arg("threshold"), arg("num_threads"),
              "dst [num_rows, num_cols] uint8 = 1 where bert_fast.reference.dropout keeps the element, else 0.");
+  module.def("rotary", &rotary, no_gil, arg("x"), arg("y"), arg("cos"), arg("sin"), arg("num_tokens"), arg("num_parts"),
+             arg("num_heads"), arg("num_freqs"), arg("turned_parts"), arg("strides"), arg("is_interleaved"),
+             arg("is_backward"), arg("num_threads"),
+             "y [T, P, A, 2F] = x (fp32 addresses) with the pairs of the heads of turned_parts parts turned by the\n"
+             "angles of cos and sin [T, F], which are contiguous; y may be x.\n\n"
+             "strides in floats: token, part and head of x, then of y. is_interleaved: pairs are (2i, 2i + 1),\n"
+             "else (i, i + F). is_backward: by the negative angles.");
   module.def("dropout_add_layer_norm_fwd", &dropout_add_layer_norm_fwd, no_gil, arg("x"), arg("x_bias"),
              arg("residual"), arg("weight"), arg("bias"), arg("y"), arg("h"), arg("mean"), arg("rstd"), arg("num_rows"),
              arg("num_cols"), arg("eps"), arg("coords"), arg("seed"), arg("site"), arg("threshold"), arg("scale"),

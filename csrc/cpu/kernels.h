@@ -81,6 +81,17 @@ struct SoftmaxRow {
   float* dbias = nullptr;       // [num_keys], which the gradients are added to; nullptr: not wanted, or no bias
 };
 
+// The heads of a token, each of which has num_freqs pairs (x[i], x[i + num_freqs]).
+struct TurnedHeads {
+  const float* x;
+  float* y;  // may be x
+  const float* cos;
+  const float* sin;
+  int64_t x_stride, y_stride;  // from head to head
+  int64_t num_heads;
+  float sign;  // of the angles
+};
+
 // c [m, n] = a [m, k] b [k, n], or c += it. a may have any strides, so a transposed left side costs nothing; rows of b
 // and c are contiguous and n is a multiple of kMatmulColumns.
 struct Matmul {
@@ -136,6 +147,9 @@ struct Kernels {
   void (*linear)(const LinearTiles& args);
   // dst[i] = activation(src[i]); dst may be src.
   void (*activate)(float* dst, const float* src, int64_t num_columns, Activation activation);
+
+  // y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin of every pair.
+  void (*turn_heads)(const TurnedHeads& heads, int64_t num_freqs);
 
   // Small matrix products from the first two cache levels: a sequence's attention.
   void (*matmul)(const Matmul& args);

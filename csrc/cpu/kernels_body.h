@@ -114,6 +114,22 @@ struct RowKernels {
     });
   }
 
+  static void turn_heads(const TurnedHeads& heads, int64_t num_freqs) {
+    const TurnedHeads h = heads;  // a copy that stores through float* cannot change
+    const F sign = V::set1(h.sign);
+    // A few columns of all heads after another, so that cos and sin stay in registers.
+    for_columns(num_freqs, [&](int64_t c, auto at) BERT_FAST_INLINE_LAMBDA {
+      const F cos = at.load(h.cos + c), sin = at.load(h.sin + c) * sign;
+      for (int64_t head = 0; head < h.num_heads; ++head) {
+        const float* x = h.x + head * h.x_stride + c;
+        float* y = h.y + head * h.y_stride + c;
+        const F x1 = at.load(x), x2 = at.load(x + num_freqs);
+        at.store(y, V::fnma(x2, sin, x1 * cos));
+        at.store(y + num_freqs, V::fma(x1, sin, x2 * cos));
+      }
+    });
+  }
+
   static LayerNormStatistics layer_norm_forward(const LayerNormForwardRow& row, int64_t num_columns) {
     const LayerNormForwardRow r = row;  // a copy that stores through float* cannot change
     const F scale = V::set1(r.scale);

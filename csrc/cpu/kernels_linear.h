@@ -176,6 +176,7 @@ constexpr Kernels kernels_of(const char* name) {
           Rows::softmax_backward,
           Linear::linear,
           Linear::activate,
+          Rows::turn_heads,
           Rows::matmul,
           Rows::transpose};
 }

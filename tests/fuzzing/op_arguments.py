@@ -287,6 +287,14 @@ def _step(d: Tensors) -> Arguments:
     return arguments
 
 
+def _rotary(d: Tensors) -> Arguments:
+    tokens, freqs = d.size(0), d.size()
+    qkv = d.normal(tokens, *((3,) if d.case.chance(0.7) else ()), d.size(), 2 * freqs)
+    wide = torch.float64 if d.dtype == torch.float64 else torch.float32
+    cos, sin = (d.normal(tokens, freqs, dtype=wide).detach() for _ in range(2))
+    return {"qkv": qkv, "cos": cos, "sin": sin, "interleaved": d.case.chance(0.5)}
+
+
 def _lamb_step(d: Tensors) -> Arguments:
     flags = ("bias_correction", "grad_averaging", "use_nvlamb")
     return _step(d) | {name: d.case.chance(0.5) for name in flags}
@@ -313,6 +321,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Tensors], Arguments]]] = {
     "mlp": (ops.mlp, _mlp),
     "qkv_projection": (ops.qkv_projection, _qkv_projection),
     "splade": (ops.splade, _splade),
+    "rotary": (ops.rotary, _rotary),
 }
 # They overwrite their arguments.
 STEPS = {"adamw_step": (ops.adamw_step, _step), "lamb_step": (ops.lamb_step, _lamb_step)}

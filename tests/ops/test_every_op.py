@@ -151,6 +151,16 @@ def maxsim_arguments(tokens: int) -> tuple[Any, ...]:
     return leaf(tokens, COLUMNS), leaf(9, COLUMNS), of_queries, of_documents, 6
 
 
+def rotary(qkv: Tensor, cos: Tensor, sin: Tensor, **options: bool) -> Tensor:
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    return ops.rotary(qkv, cos.to(wide), sin.to(wide), **options)
+
+
+def rotary_arguments(tokens: int) -> tuple[Any, ...]:
+    angle = torch.arange(4.0 * tokens).view(tokens, 4)
+    return leaf(tokens, 3, 2, 8), angle.cos(), angle.sin()
+
+
 def step(function: Callable[..., None]) -> Callable[..., tuple[Tensor, ...]]:
     """An optimizer step as a function of its tensors: what it overwrites is what it returns."""
 
@@ -257,6 +267,11 @@ SAMPLES = {
     "splade: without bias, log1p twice": Sample(
         lambda x, weight, _, cu_seqlens: ops.splade(x, weight, None, cu_seqlens, activation="log1p_relu"),
         lambda tokens: (*splade_arguments(tokens)[:2], None, splade_arguments(tokens)[3]),
+
+
+    "rotary": Sample(lambda *arguments: rotary(*arguments), rotary_arguments),
+    "rotary: interleaved, of a product": Sample(
+        lambda qkv, *tables: rotary(qkv * 2, *tables, interleaved=True, inplace=True), rotary_arguments
     ),
 }  # fmt: skip
 

@@ -105,6 +105,14 @@ def our_layer(x: Tensor, *parameters: Tensor, backend: str) -> Tensor:
     )[0]  # fmt: skip
 
 
+TABLES = ops.rotary_tables(torch.tensor([1.0, 0.5, 0.2, 0.1]), torch.arange(T))
+
+
+def plain_rotary(x: Tensor) -> Tensor:
+    cos, sin = (torch.cat((table, table), -1)[:, None] for table in TABLES)
+    return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+
 def plain_layer(x: Tensor, *parameters: Tensor) -> Tensor:
     wq, bq, wk, bk, wv, bv, wo, bo, n1, b1, up, up_bias, down, down_bias, n2, b2 = parameters
     q, k, v = (F.linear(x, w, b).view(T, HEADS, -1) for w, b in ((wq, bq), (wk, bk), (wv, bv)))
@@ -168,6 +176,9 @@ CASES = {
     "qkv_projection": Case(
         ops.qkv_projection,
         lambda x, *w: torch.cat([F.linear(x, w[i], w[i + 1]) for i in (0, 2, 4)], 1), (ROWS, *(SQUARE, COLUMN) * 3),
+    ),
+    "rotary": Case(
+        lambda x, backend: ops.rotary(x, *TABLES, backend=backend), plain_rotary, (HEAD_ROWS,), has_routine=True
     ),
     "attention": Case(our_attention, attend, (HEAD_ROWS,) * 3, has_routine=True),
     "attention: bias": Case(our_attention, attend, (*(HEAD_ROWS,) * 3, (3, HEADS, 4, 4)), has_routine=True),

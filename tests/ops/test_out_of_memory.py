@@ -14,7 +14,7 @@ from bert_fast.optim import AdamW
 from tests.ops.test_every_op import SAMPLES, Sample, leaf, record, run
 
 MESSAGE = "CUDA out of memory. Tried to allocate 80.00 GiB"  # as PyTorch's begins
-DIRECTIONS = {"forward": ("_fwd", "_step", "global_norm"), "backward": ("_bwd",)}
+DIRECTIONS = {"forward": ("_fwd", "_in_place", "_step", "global_norm"), "backward": ("_bwd",)}
 
 
 def fail(*_: object, **__: object) -> None:

@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "linear_gelu": lambda: ops.linear_gelu(random(T, H), random(12, H), random(12)),
     "layer_norm": lambda: ops.layer_norm(random(T, H), random(H), random(H), eps=1e-5),
     "dropout": lambda: ops.dropout(random(T, H), 0.5, seed=SEED, coords=coords(), site=0),
+    "rotary": lambda: ops.rotary(random(T, 3, 2, 8), torch.ones(T, 4), torch.zeros(T, 4)),
     "cross_entropy": lambda: ops.cross_entropy(random(T, 9), torch.arange(T)),
     "linear_cross_entropy": lambda: ops.linear_cross_entropy(random(T, H), random(9, H), random(9), torch.arange(T)),
     "splade": lambda: ops.splade(random(T, H), random(9, H), random(9), torch.tensor([0, 2, T], dtype=torch.int32)),
