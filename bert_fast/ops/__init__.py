@@ -17,8 +17,8 @@ from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
 from bert_fast.ops.packing import Packing, repad, unpad
 from bert_fast.ops.qkv_projection import qkv_projection
-from bert_fast.ops.splade import splade
 from bert_fast.ops.rotary import rotary, rotary_tables
+from bert_fast.ops.splade import splade
 
 __all__ = [
     "DropoutSite",
@@ -47,9 +47,9 @@ __all__ = [
     "mlp",
     "qkv_projection",
     "repad",
-    "splade",
     "rotary",
     "rotary_tables",
+    "splade",
     "unpad",
 ]
 

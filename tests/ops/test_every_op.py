@@ -267,8 +267,7 @@ SAMPLES = {
     "splade: without bias, log1p twice": Sample(
         lambda x, weight, _, cu_seqlens: ops.splade(x, weight, None, cu_seqlens, activation="log1p_relu"),
         lambda tokens: (*splade_arguments(tokens)[:2], None, splade_arguments(tokens)[3]),
-
-
+    ),
     "rotary": Sample(lambda *arguments: rotary(*arguments), rotary_arguments),
     "rotary: interleaved, of a product": Sample(
         lambda qkv, *tables: rotary(qkv * 2, *tables, interleaved=True, inplace=True), rotary_arguments
