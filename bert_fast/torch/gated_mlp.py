@@ -20,8 +20,8 @@ from bert_fast.torch._gemm import cast, linear, matmul, matmul_add
 from bert_fast.torch.bias_gelu import bias_gelu_bwd, bias_gelu_fwd
 from bert_fast.torch.dropout import dropout_fwd
 
-# The most that a chunk of a [T, I] tensor takes: of the products, which take longer the fewer rows they have, and of what
-# lies between them, where the five or six tensors of a chunk stay in the cache (docs/kernels/gated_mlp.md).
+# The most that a chunk of a [T, I] tensor takes: of the products, which take longer the fewer rows they have, and of
+# what lies between them, where five or six tensors of a chunk stay in the cache (docs/kernels/gated_mlp.md).
 PRODUCT_BYTES, ELEMENTWISE_BYTES = 2**24, 2**21
 
 _Parts = Sequence[tuple[Tensor, Tensor | None]]  # weights and biases of gate and up: of both as one, or of each

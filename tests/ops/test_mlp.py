@@ -50,7 +50,7 @@ def _inputs(tokens, hidden, intermediate, dtype=torch.float32, has_bias=True, we
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(_chunks, "chunk_tokens", lambda intermediate_size, dtype: 8)
+    monkeypatch.setattr(_chunks, "chunk_tokens", lambda *_: 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])

@@ -115,7 +115,9 @@ def digests() -> dict[str, str]:
         programs = [program_of(KERNELS / f"{file}.py") for file in needed]
         kernels = [short(name) for file in needed for name in kernel_names(file)]
         for chip, device in DEVICES.items():
-            parts = [repr(device), *programs, *(compiled[f"{kernel} {chip}"]["digest"] for kernel in kernels)]
+            # A kernel that the gate has not seen yet has none.
+            of_kernels = [str(compiled.get(f"{kernel} {chip}", {}).get("digest")) for kernel in kernels]
+            parts = [repr(device), *programs, *of_kernels]
             found[f"{family} {chip}"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
     return found
 
