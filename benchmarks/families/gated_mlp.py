@@ -1,4 +1,4 @@
-"""Cases of gated_mlp: feed-forward blocks with a gate as transformers' nomic_bert (SwiGLU) and gte (GeGLU) have them."""
+"""Cases of gated_mlp: feed-forward blocks with a gate, as transformers' nomic_bert (SwiGLU) and gte (GeGLU)."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -88,14 +88,15 @@ def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, dev
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """Every launch configuration: SwiGLU and GeGLU in all dtypes, the other activations in bf16; an odd width."""
+    """SwiGLU and, with dropout, GeGLU in all dtypes, the other activations in bf16; an odd width."""
     wide = bert.BASE.intermediate
-    for dtype, act, dropout_p in itertools.product(bert.DTYPES, ("silu", "gelu"), (0.0, 0.1)):
-        yield _aot_case(wide, dtype, act, dropout_p)
+    for dtype, dropout_p in itertools.product(bert.DTYPES, (0.0, 0.1)):
+        yield _aot_case(wide, dtype, "silu", dropout_p)
+    for dtype in bert.DTYPES:
+        yield _aot_case(wide, dtype, "gelu", 0.1)
     for act in ("gelu_new", "relu", "tanh"):
         yield _aot_case(wide, torch.bfloat16, act, 0.1)
-    for num_cols in (2048, 1001):
-        yield _aot_case(num_cols, torch.bfloat16, "silu", 0.0)
+    yield _aot_case(1001, torch.bfloat16, "silu", 0.0)
 
 
 def _aot_case(num_cols: int, dtype: torch.dtype, hidden_act: str, dropout_p: float) -> AotCase:
@@ -103,12 +104,11 @@ def _aot_case(num_cols: int, dtype: torch.dtype, hidden_act: str, dropout_p: flo
 
     def launch() -> None:
         x, pre = torch.zeros(64, num_cols, dtype=dtype), torch.zeros(64, 2 * num_cols, dtype=dtype)
-        drawn = torch.zeros(1, dtype=torch.int64), torch.zeros(64, 2, dtype=torch.int32)  # seed and coords
-        masks = (dropout_p, *(drawn if dropout_p else (None, None)), 1)
-        a = GatedMlp(x, x, None, x, None, x, None, hidden_act, *masks, True)
+        seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None
+        coords = torch.zeros(64, 2, dtype=torch.int32) if dropout_p else None
+        a = GatedMlp(x, x, None, x, None, x, None, hidden_act, dropout_p, seed, coords, 1, True)
         family.gated(a, pre)
-        for wants_h in (True, False):
-            family.gated_bwd(a, pre, x, torch.empty_like(pre), wants_h)
+        family.gated_bwd(a, pre, x, torch.empty_like(pre), True)
 
     block = 32 * 16 // dtype.itemsize
     return AotCase(

@@ -47,7 +47,8 @@ from bert_fast.triton.bias_gelu import _ACTIVATIONS
 from bert_fast.triton.linear import weight_gradient
 
 _WARPS = 4
-# Rows of a tile. Loads of 128 bits in flight for every thread: four in forward, three in backward, which has results in registers too.
+# Rows of a tile: four loads of 128 bits in flight for every thread in forward, three in backward, whose results take
+# registers.
 FORWARD_ROWS, BACKWARD_ROWS = 8, 4
 _VECTOR_BYTES = 16
 
