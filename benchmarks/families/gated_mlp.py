@@ -88,7 +88,7 @@ def make(num_tokens: int, size: bert.Size, dtype: torch.dtype, variant: str, dev
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """SwiGLU and, with dropout, GeGLU in all dtypes, the other activations in bf16; an odd width."""
+    """SwiGLU and, with dropout, GeGLU in all dtypes, the other activations in bf16; a width that is cut unevenly."""
     wide = bert.BASE.intermediate
     for dtype, dropout_p in itertools.product(bert.DTYPES, (0.0, 0.1)):
         yield _aot_case(wide, dtype, "silu", dropout_p)
@@ -96,7 +96,7 @@ def aot_cases() -> Iterator[AotCase]:
         yield _aot_case(wide, dtype, "gelu", 0.1)
     for act in ("gelu_new", "relu", "tanh"):
         yield _aot_case(wide, torch.bfloat16, act, 0.1)
-    yield _aot_case(1001, torch.bfloat16, "silu", 0.0)
+    yield _aot_case(1000, torch.bfloat16, "silu", 0.0)
 
 
 def _aot_case(num_cols: int, dtype: torch.dtype, hidden_act: str, dropout_p: float) -> AotCase:
@@ -115,8 +115,8 @@ def _aot_case(num_cols: int, dtype: torch.dtype, hidden_act: str, dropout_p: flo
         f"{hidden_act} I={num_cols} {dtype_name(dtype)}",
         launch,
         {
-            "_gated_mlp_fwd_kernel": KernelFacts(family.FORWARD_ROWS * block, 3 * dtype.itemsize),
-            "_gated_mlp_bwd_kernel": KernelFacts(family.BACKWARD_ROWS * block, 6 * dtype.itemsize),
+            "_gated_mlp_fwd_kernel": KernelFacts(family.ROWS * block, 3 * dtype.itemsize),
+            "_gated_mlp_bwd_kernel": KernelFacts(family.ROWS * block, 6 * dtype.itemsize),
         },
         has_dropout=dropout_p > 0,
     )

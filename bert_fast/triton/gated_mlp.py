@@ -47,9 +47,7 @@ from bert_fast.triton.bias_gelu import _ACTIVATIONS
 from bert_fast.triton.linear import weight_gradient
 
 _WARPS = 4
-# Rows of a tile: four loads of 128 bits in flight for every thread in forward, three in backward, whose results take
-# registers.
-FORWARD_ROWS, BACKWARD_ROWS = 8, 4
+ROWS = 8  # of a tile: four loads of 128 bits in flight for every thread in forward, six in backward
 _VECTOR_BYTES = 16
 
 
@@ -132,7 +130,7 @@ def _gated_mlp_bwd_kernel(
 def gated(a: GatedMlp, pre: Tensor) -> Tensor:
     """Returns h [T, I] of pre [T, 2I], both contiguous."""
     h = pre.new_empty((pre.shape[0], pre.shape[1] // 2))
-    _launch(a, _gated_mlp_fwd_kernel, FORWARD_ROWS, h, (pre,), (h,))
+    _launch(a, _gated_mlp_fwd_kernel, h, (pre,), (h,))
     return h
 
 
@@ -142,7 +140,7 @@ def gated_bwd(a: GatedMlp, pre: Tensor, dh: Tensor, dpre: Tensor, wants_h: bool)
     dh: before dropout's mask.
     """
     h = dh if wants_h else None
-    _launch(a, _gated_mlp_bwd_kernel, BACKWARD_ROWS, dh, (dh, pre), (dpre, h))
+    _launch(a, _gated_mlp_bwd_kernel, dh, (dh, pre), (dpre, h))
     return h
 
 
@@ -204,14 +202,9 @@ def _dx(a: GatedMlp, dpre: Tensor) -> Tensor:
 
 
 def _launch(
-    a: GatedMlp,
-    kernel: Any,
-    num_rows: int,
-    like: Tensor,
-    inputs: tuple[Tensor, ...],
-    outputs: tuple[Tensor | None, ...],
+    a: GatedMlp, kernel: Any, like: Tensor, inputs: tuple[Tensor, ...], outputs: tuple[Tensor | None, ...]
 ) -> None:
-    """One program for each tile of so many rows of a tensor like `like` [T, I]."""
+    """One program for each tile of a tensor like `like` [T, I]."""
     if not like.numel():
         return
     num_tokens, num_cols = like.shape
@@ -223,13 +216,13 @@ def _launch(
         ACTIVATION=_ACTIVATIONS[a.hidden_act],
         HAS_DROPOUT=coords is not None,
         N_COLS=num_cols,
-        ROWS=num_rows,
+        ROWS=ROWS,
         COLS=cols,
         VECTOR=vector,
         num_warps=_WARPS,
         enable_fp_fusion=True,  # Horner's rule in activations
     )(
-        (ceil_div(num_tokens, num_rows) * ceil_div(num_cols, cols),),
+        (ceil_div(num_tokens, ROWS) * ceil_div(num_cols, cols),),
         (*inputs, seed, coords, *outputs),
         (num_tokens, scale, drop_max, a.site),
     )
