@@ -218,6 +218,7 @@ def test_nothing_wide_is_made_but_gate_and_up(small_chunks):
         with Sizes() as backward:
             aten.gated_mlp_bwd(a, torch.randn(40, 6), kept, {"x", "weight", "down_weight"})
         assert max(backward.made) == 2 * 8 * 64
+        assert 2 * 64 in backward.made and 2 * 64 in inference.made  # what is elementwise, by smaller chunks
 
 
 def test_what_is_saved():
