@@ -150,6 +150,11 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("torch", "encoder_layer"),
         _implementation("reference", "encoder_layer"),
     ),
+    "gated_mlp": (
+        _implementation("triton", "gated_mlp", _triton_reasons),
+        _implementation("torch", "gated_mlp"),
+        _implementation("reference", "gated_mlp"),
+    ),
     "layer_norm": (
         _implementation("triton", "layer_norm", _triton_row_reasons),
         _implementation("torch", "layer_norm"),
@@ -321,7 +326,9 @@ def _warn_of(problems: tuple[str, ...], taken: str) -> None:
 
 
 # Ops with matrix products, which the Triton back-end makes as the device's stored table says.
-_WITH_PRODUCTS = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy", "encoder_layer")
+_WITH_PRODUCTS = (
+    "linear", "linear_gelu", "mlp", "gated_mlp", "qkv_projection", "linear_cross_entropy", "encoder_layer",
+)  # fmt: skip
 _TABLES = "bert_fast.triton._gemm_tiles"
 
 

@@ -8,6 +8,7 @@ from bert_fast.ops.cross_entropy import cross_entropy
 from bert_fast.ops.dropout import DropoutSite, draw_seed, dropout, dropout_site
 from bert_fast.ops.dropout_add_layer_norm import dropout_add_layer_norm
 from bert_fast.ops.embedding import embedding
+from bert_fast.ops.gated_mlp import gated_mlp
 from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
@@ -36,6 +37,7 @@ __all__ = [
     "dropout_add_layer_norm",
     "dropout_site",
     "embedding",
+    "gated_mlp",
     "global_norm",
     "lamb_step",
     "layer_norm",

@@ -81,6 +81,17 @@ def _mlp_bwd(a: Any) -> int:
     return 2 * a.dy.shape[0] * (up + a.down_weight.numel() * (wants_pre + a.wants_ddown_weight))
 
 
+def _gated_mlp_fwd(a: Any) -> int:
+    return 2 * a.x.shape[0] * (2 * a.up_weight.numel() + a.down_weight.numel())
+
+
+def _gated_mlp_bwd(a: Any) -> int:
+    wants_pre = a.wants_dx or a.wants_dweight or a.wants_dbias
+    again = _is_missing(a.pre) and (wants_pre or a.wants_ddown_weight)
+    first = 2 * a.up_weight.numel() * (a.wants_dx + a.wants_dweight + again)
+    return 2 * a.dy.shape[0] * (first + a.down_weight.numel() * (wants_pre + a.wants_ddown_weight))
+
+
 def _qkv_projection_fwd(a: Any) -> int:
     return 2 * a.x.shape[0] * (a.wq.numel() + a.wk.numel() + a.wv.numel())
 
@@ -145,6 +156,8 @@ FORMULAS: dict[str, Callable[[Any], int]] = {
     "attention_qkv_fwd": _attention_fwd,
     "encoder_layer_bwd": _encoder_layer_bwd,
     "encoder_layer_fwd": _encoder_layer_fwd,
+    "gated_mlp_bwd": _gated_mlp_bwd,
+    "gated_mlp_fwd": _gated_mlp_fwd,
     "linear_bwd": _linear_bwd,
     "linear_cross_entropy_fwd": _linear_cross_entropy_fwd,
     "linear_fwd": _linear_fwd,

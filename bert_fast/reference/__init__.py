@@ -5,7 +5,7 @@ Start with `model.py`, which says what BERT computes and where it defines what H
 can differentiate and the same gradients written out:
 
     embedding  qkv_projection  attention (relative_positions)  dropout_add_layer_norm  linear  linear_gelu  mlp
-    bias_gelu (activations)  layer_norm  cross_entropy  linear_cross_entropy  splade  maxsim  rotary
+    gated_mlp  bias_gelu (activations)  layer_norm  cross_entropy  linear_cross_entropy  splade  maxsim  rotary
     dropout (the definition of every mask)
 
 `packing.py` removes padding and reads attention masks, `precision.py` holds the one rule of precision, `wordpiece.py`

@@ -13,7 +13,7 @@ from benchmarks.kit.saved_bytes import saved_bytes
 from benchmarks.registry import kernel_cases
 
 CPU = torch.device("cpu")
-FAMILIES = ("linear", "linear_gelu", "mlp", "qkv_projection", "linear_cross_entropy")
+FAMILIES = ("linear", "linear_gelu", "mlp", "gated_mlp", "qkv_projection", "linear_cross_entropy")
 SMALL = [
     pytest.param(case, id=case.name) for case in kernel_cases("small", FAMILIES) if case.dtype == torch.float32
 ]  # fmt: skip

@@ -112,6 +112,18 @@ def _mlp(d: Tensors) -> Arguments:
     return {"x": _rows(d, columns), **up, **down, "hidden_act": _activation(d), "save_pre": d.case.chance(0.5)}
 
 
+def _gated_mlp(d: Tensors) -> Arguments:
+    _, _, lengths = d.offsets()
+    columns, inner, dtype, has_bias = d.size(), d.size(), d.parameter_dtype, d.case.chance(0.5)
+    arguments: Arguments = {"x": d.normal(sum(lengths), columns)}
+    for prefix in ("gate_", "up_"):
+        arguments[f"{prefix}weight"] = d.normal(inner, columns, dtype=dtype)
+        arguments[f"{prefix}bias"] = d.normal(inner, dtype=dtype) if has_bias else None
+    arguments |= _parameters(d, d.size(), inner, "down_")
+    arguments |= {"hidden_act": _activation(d), "save_pre": d.case.chance(0.5)}
+    return arguments | _dropout(d, lengths)
+
+
 def _qkv_projection(d: Tensors) -> Arguments:
     columns, rows, dtype, has_bias = d.size(), d.size(), d.parameter_dtype, d.case.chance(0.6)
     arguments: Arguments = {"x": _rows(d, columns)}
@@ -311,6 +323,7 @@ OPS: dict[str, tuple[Callable[..., Any], Callable[[Tensors], Arguments]]] = {
     "dropout": (ops.dropout, _dropout_op),
     "dropout_add_layer_norm": (ops.dropout_add_layer_norm, _dropout_add_layer_norm),
     "embedding": (ops.embedding, _embedding),
+    "gated_mlp": (ops.gated_mlp, _gated_mlp),
     "global_norm": (ops.global_norm, _global_norm),
     "layer_norm": (ops.layer_norm, _layer_norm),
     "linear": (ops.linear, _linear),

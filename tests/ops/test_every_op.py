@@ -254,6 +254,14 @@ SAMPLES = {
         lambda *arguments: ops.mlp(*arguments, hidden_act="tanh", save_pre=False),
         rows((24, COLUMNS), (24,), (COLUMNS, 24)),
     ),
+    "gated_mlp": Sample(
+        lambda *given: ops.gated_mlp(*given[:-1], dropout_p=0.2, seed=SEED, coords=given[-1], site=7),
+        lambda tokens: (*rows(*[(24, COLUMNS), (24,)] * 2, (COLUMNS, 24), (COLUMNS,))(tokens), coords_of(tokens)),
+    ),
+    "gated_mlp: recomputed, without biases": Sample(
+        lambda x, gate, up, down: ops.gated_mlp(x, gate, None, up, None, down, hidden_act="gelu", save_pre=False),
+        rows(*[(24, COLUMNS)] * 2, (COLUMNS, 24)),
+    ),
     "optimizer: adamw": Sample(step(optimizer.adamw_step), step_arguments),
     "optimizer: lamb": Sample(step(optimizer.lamb_step), step_arguments),
     "qkv_projection": Sample(

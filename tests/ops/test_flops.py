@@ -64,6 +64,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[tuple
     "linear": (ops.linear, F.linear, (ROWS, (WIDE, H), (WIDE,))),
     "linear_gelu": (ops.linear_gelu, lambda *t: F.gelu(F.linear(*t)), (ROWS, (WIDE, H), (WIDE,))),
     "mlp": (ops.mlp, lambda x, up, b, *down: F.linear(F.gelu(F.linear(x, up, b)), *down), (ROWS, *MLP)),
+    "gated_mlp": (
+        ops.gated_mlp,
+        lambda x, gate, b, up, c, *down: F.linear(F.silu(F.linear(x, gate, b)) * F.linear(x, up, c), *down),
+        (ROWS, *MLP[:2], *MLP),
+    ),
     "qkv_projection": (
         ops.qkv_projection, lambda x, *w: torch.cat([F.linear(x, w[i], w[i + 1]) for i in (0, 2, 4)], 1),
         (ROWS, *(SQUARE, COLUMN) * 3),
@@ -88,6 +93,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[tuple
 
 # Places of arguments that may want no gradient; default: the weight. Those of q, k and v are made together.
 FROZEN = {
+    "gated_mlp": (0, 5),
     "mlp": (0, 1, 3),
     "qkv_projection": (0,),
     "attention": (),
@@ -119,6 +125,11 @@ def test_what_backward_computes_again_counts() -> None:
     product = 2 * T * WIDE * H
     kept, again = (counted(lambda *t, keeps=keeps: ops.mlp(*t, save_pre=keeps), tensors) for keeps in (True, False))
     assert again == (kept[0], kept[1] + product)
+    tensors = [torch.randn(shape) for shape in (ROWS, *MLP[:2], *MLP)]
+    kept, again = (
+        counted(lambda *t, keeps=keeps: ops.gated_mlp(*t, save_pre=keeps), tensors) for keeps in (True, False)
+    )
+    assert again == (kept[0], kept[1] + 2 * product)
 
 
 def test_lengths_without_values_count_as_the_longest() -> None:

@@ -12,6 +12,7 @@ from bert_fast import ops
 from bert_fast.reference.activations import ACTIVATIONS
 from bert_fast.reference.mlp import Mlp
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.torch import _chunks
 from bert_fast.torch import mlp as aten
 from tests.wants import parametrize_wants
 
@@ -49,7 +50,7 @@ def _inputs(tokens, hidden, intermediate, dtype=torch.float32, has_bias=True, we
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(aten, "chunk_tokens", lambda intermediate_size, dtype: 8)
+    monkeypatch.setattr(_chunks, "chunk_tokens", lambda *_: 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
@@ -121,10 +122,10 @@ def test_only_wanted_gradients_are_computed(small_chunks, wants, save_pre):
 def test_chunks_take_at_most_their_bytes():
     for width in (0, 1, 37, 1536, 3072, 4096, 10**9):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            tokens = aten.chunk_tokens(width, dtype)
+            tokens = _chunks.chunk_tokens(width, dtype)
             assert tokens >= 1 and tokens & (tokens - 1) == 0
-            assert tokens == 1 or tokens * width * dtype.itemsize <= aten.CHUNK_BYTES
-    assert [aten.chunk_tokens(width, torch.float32) for width in (1536, 3072, 4096)] == [1024, 512, 512]
+            assert tokens == 1 or tokens * width * dtype.itemsize <= _chunks.CHUNK_BYTES
+    assert [_chunks.chunk_tokens(width, torch.float32) for width in (1536, 3072, 4096)] == [1024, 512, 512]
 
 
 class Sizes(TorchDispatchMode):

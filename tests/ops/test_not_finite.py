@@ -173,6 +173,15 @@ CASES = {
         ops.mlp, lambda x, up, b, down, c: F.linear(F.gelu(F.linear(x, up, b)), down, c),
         (ROWS, (WIDE, H), (WIDE,), (H, WIDE), COLUMN),
     ),
+    **{
+        f"gated_mlp: {act}": Case(
+            lambda *t, backend, act=act: ops.gated_mlp(*t, hidden_act=act, backend=backend),
+            lambda x, gate, b, up, c, down, d, function=function: F.linear(
+                function(F.linear(x, gate, b)) * F.linear(x, up, c), down, d
+            ),
+            (ROWS, *((WIDE, H), (WIDE,)) * 2, (H, WIDE), COLUMN),
+        ) for act, function in ACTIVATIONS.items() if act in ("gelu", "silu")
+    },
     "qkv_projection": Case(
         ops.qkv_projection,
         lambda x, *w: torch.cat([F.linear(x, w[i], w[i + 1]) for i in (0, 2, 4)], 1), (ROWS, *(SQUARE, COLUMN) * 3),

@@ -46,6 +46,18 @@ def embedding() -> Tensor:
 CALLS: dict[str, Callable[[], Tensor]] = {
     "layer": layer,
     "embedding": embedding,
+    "gated_mlp": lambda: ops.gated_mlp(
+        random(T, H),
+        random(12, H),
+        None,
+        random(12, H),
+        None,
+        random(9, 12),
+        dropout_p=0.5,
+        seed=SEED,
+        coords=coords(),
+        site=7,
+    ),
     "linear_gelu": lambda: ops.linear_gelu(random(T, H), random(12, H), random(12)),
     "layer_norm": lambda: ops.layer_norm(random(T, H), random(H), random(H), eps=1e-5),
     "dropout": lambda: ops.dropout(random(T, H), 0.5, seed=SEED, coords=coords(), site=0),

@@ -32,7 +32,10 @@ PARTS = (
         "bert_fast", "What most programs need",
         but=("XLMRobertaTokenizer", "batch_invariant", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
     ),
-    Part("bert_fast.ops", "Operations, each with its gradient", but=("dropout_site", "DropoutSite", "draw_seed")),
+    Part(
+        "bert_fast.ops", "Operations, each with its gradient",
+        but=("dropout_site", "DropoutSite", "draw_seed", "gated_mlp"),
+    ),
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
     Part("bert_fast.losses", "Losses of embeddings, with the negatives of a batch", NEW),
     Part("bert_fast.data", "From files to batches", NEW, ("PackedCollator",)),
