@@ -31,7 +31,7 @@ from bert_fast.huggingface.models import FusedModel
 from bert_fast.huggingface.rotary import FusedRotaryModel
 from bert_fast.modules.encoder import PackedEncoder
 from bert_fast.modules.originals import is_of
-from bert_fast.modules.projections import JoinedProjections
+from bert_fast.modules.projections import JoinedMemory
 
 
 class _Replacement:
@@ -202,8 +202,8 @@ def swap_out(model: nn.Module) -> None:
     for module in fused:
         if original_class(type(module)) is None:
             raise ValueError(f"model: expected classes that fuse made, got {type(module).__name__} derived from one")
-    for attention in _attentions(model):
-        attention._separate_memory()
+    for joined in _joined(model):
+        joined._separate_memory()
     for encoder in encoders(model):
         vars(encoder).pop("graphs", None)
     for module in fused:
@@ -223,14 +223,14 @@ def encoders(model: nn.Module) -> list[Any]:
 
 
 def join_projections(model: nn.Module) -> None:
-    """Puts query, key and value of every fused attention side by side in memory."""
-    for attention in _attentions(model):
-        attention._join_memory()
+    """Puts query, key and value of every fused attention side by side in memory, and gate and up of a gated MLP."""
+    for joined in _joined(model):
+        joined._join_memory()
 
 
-def _attentions(model: nn.Module) -> list[Any]:
+def _joined(model: nn.Module) -> list[Any]:
     modules = list(model.modules())
-    return [one for one in modules if isinstance(one, FusedContainer) and isinstance(one, JoinedProjections)]
+    return [one for one in modules if isinstance(one, FusedContainer) and isinstance(one, JoinedMemory)]
 
 
 def _change_class(module: nn.Module, cls: type | None) -> None:

@@ -34,6 +34,7 @@ from bert_fast.modules.layer import PackedLayer
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import is_of
 from bert_fast.modules.pooler import PackedPooler
+from bert_fast.modules.projections import JoinedMemory
 from bert_fast.ops.dropout import dropout_site
 
 # (class, its forward) of modules that compute one of the fused activations -> the activation's name. ACT2FN makes a new
@@ -67,17 +68,22 @@ class _Dropping(FusedContainer):
     dropout_p: Any = property(lambda self: self.dropout.p if self.dropout.training else 0.0)
 
 
-class _Heads(_Dropping):
-    num_heads: Any = property(lambda self: self.num_attention_heads)
-    head_dim: Any = property(lambda self: self.attention_head_size)
+class FusedJoined(JoinedMemory):
+    """Joins memory again where parameters were put in place one by one."""
 
     def train(self, mode: bool = True) -> Any:
+        """As any module's."""
         super().train(mode)  # type: ignore[misc]
         # Where from_pretrained ends and Trainer begins, weights that were put in place one by one meet. Not those that
         # lie in somebody's buffer (DeepSpeed, FSDP1), who would go on with the old memory.
-        if all(_is_alone(layer) for layer in (self.query, self.key, self.value)):  # type: ignore[attr-defined]
-            self._join_memory()  # type: ignore[attr-defined]
+        if all(map(_is_alone, self._joined())):
+            self._join_memory()
         return self
+
+
+class _Heads(FusedJoined, _Dropping):
+    num_heads: Any = property(lambda self: self.num_attention_heads)
+    head_dim: Any = property(lambda self: self.attention_head_size)
 
 
 class FusedEmbeddings(_Dropping, PackedEmbeddings):

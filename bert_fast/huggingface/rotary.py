@@ -9,6 +9,7 @@ from bert_fast.huggingface.containers import (
     FusedBetween,
     FusedContainer,
     FusedEmbeddings,
+    FusedJoined,
     FusedSelfAttention,
     fused_name,
 )
@@ -38,11 +39,14 @@ class FusedRotaryAttention(FusedSelfAttention):
     dropout_p = property(lambda self: self.attention_dropout)
 
 
-class FusedRotaryMLP(PackedFeedForward, FusedContainer, FusedUncalled):
-    """The linear layers of an MLP."""
+class FusedRotaryMLP(FusedJoined, PackedFeedForward, FusedContainer, FusedUncalled):
+    """The linear layers of an MLP; gate and up lie side by side in memory."""
 
     _modules: dict[str, Any]
     hidden_act: Any = property(lambda self: fused_name(self.activation))
+
+    def _joined(self) -> tuple[nn.Linear, ...]:
+        return () if self.gate is None else (self.gate, self.up)
 
     @property
     def dropout_p(self) -> float:  # type: ignore[override]

@@ -15,12 +15,45 @@ from bert_fast.ops.qkv_projection import qkv_projection
 from bert_fast.storage import join_memory, separate_memory
 
 
-class JoinedProjections:
-    """The products with `query`, `key` and `value`, for any module that has them, and the joining of their memory.
+class JoinedMemory:
+    """Linear layers of one module whose weights lie side by side in memory, and so do their biases.
 
     What moves parameters apart is followed by `_join_memory`: here `_apply` and unpickling, and, where a module has
     registered it, `join_after_loading`.
     """
+
+    def _joined(self) -> tuple[nn.Linear, ...]:
+        """The layers, in their order; none: nothing is joined."""
+        raise NotImplementedError
+
+    def _join_memory(self) -> None:
+        """Puts the weights side by side, and the biases."""
+        for parameters in self._weights_and_biases():
+            join_memory(*parameters)
+
+    def _separate_memory(self) -> None:
+        """Undoes `_join_memory`."""
+        for parameters in self._weights_and_biases():
+            separate_memory(*parameters)
+
+    def _weights_and_biases(self) -> list[list[Any]]:
+        layers = self._joined()
+        return [[getattr(layer, name, None) for layer in layers] for name in ("weight", "bias")] if layers else []
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # .to(), .half(), .cuda(), to_empty(), share_memory(): each parameter on its own.
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        self._join_memory()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Copies by copy.deepcopy and pickle: of each parameter on its own.
+        super().__setstate__(state)  # type: ignore[misc]
+        self._join_memory()
+
+
+class JoinedProjections(JoinedMemory):
+    """The products with `query`, `key` and `value`, for any module that has them."""
 
     query: nn.Linear
     key: nn.Linear
@@ -47,30 +80,8 @@ class JoinedProjections:
         k, v = kv.unbind(1)
         return k, v
 
-    def _join_memory(self) -> None:
-        """Puts the three weights side by side, and the biases."""
-        for parameters in self._weights_and_biases():
-            join_memory(*parameters)
-
-    def _separate_memory(self) -> None:
-        """Undoes `_join_memory`."""
-        for parameters in self._weights_and_biases():
-            separate_memory(*parameters)
-
-    def _weights_and_biases(self) -> list[list[Any]]:
-        projections = (self.query, self.key, self.value)
-        return [[getattr(projection, name, None) for projection in projections] for name in ("weight", "bias")]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # .to(), .half(), .cuda(), to_empty(), share_memory(): each parameter on its own.
-        super()._apply(fn, recurse)  # type: ignore[misc]
-        self._join_memory()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Copies by copy.deepcopy and pickle: of each parameter on its own.
-        super().__setstate__(state)  # type: ignore[misc]
-        self._join_memory()
+    def _joined(self) -> tuple[nn.Linear, ...]:
+        return self.query, self.key, self.value
 
 
 def join_after_loading(module: Any, _incompatible_keys: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_fast.huggingface import fuse, why_not
+from bert_fast.huggingface import fuse, unfuse, why_not
+from bert_fast.storage import are_neighbours
 from bert_fast.testing.parity import randomize
 from tests.huggingface.families import CONFIG, ROTARY, configuration
 
@@ -177,3 +178,18 @@ def test_code_of_the_hub_is_named_with_the_class_to_load(name: str, wanted: str)
         ValueError, match=rf"without one, but a {name} of transformers_modules.*: load it as {wanted}, without trust"
     ):
         fuse(nn.Sequential(twin))
+
+
+@pytest.mark.parametrize("prefix", [prefix for prefix in FAMILIES if prefix != "JinaEmbeddingsV3"])
+def test_gate_and_up_lie_side_by_side(prefix: str) -> None:
+    untouched, fused = _pair(prefix)
+
+    def are_joined(model: Any) -> bool:
+        mlp = model.layers[0].mlp
+        return are_neighbours(mlp.gate_proj.weight, mlp.up_proj.weight)
+
+    assert are_joined(fused) and are_joined(copy.deepcopy(fused)) and are_joined(fused.float())
+    fused.layers[0].mlp.up_proj.weight.data = fused.layers[0].mlp.up_proj.weight.clone()
+    assert not are_joined(fused)
+    assert are_joined(fused.train()), "as Trainer finds them"
+    assert not are_joined(unfuse(fused)) and not are_joined(untouched)
