@@ -31,8 +31,9 @@ from bert_fast.triton._launch import architecture, ceil_div, unit_stride
 from bert_fast.triton._launch_plan import launch_plan
 
 # 128 tokens of queries (four queries of 32) times 64 of a document: maxima, tile numbers and similarities are 3 x 64
-# registers of each of 128 threads. fp32 halves the tile of queries: its operands take twice the shared memory.
-_BLOCK_M, _BLOCK_M_FP32, _BLOCK_N = 128, 64, 64
+# registers of each of 128 threads. fp32 takes 32 tokens: its operands take twice the shared memory, and three terms of
+# TF32 the registers.
+_BLOCK_M, _BLOCK_M_FP32, _BLOCK_N = 128, 32, 64
 _FWD_WARPS, _FWD_STAGES = 8, 2
 _MOST_COLUMNS = 128  # of H at a time
 # Of several steps along H: 48 KB of shared memory in two stages. fp32 as three terms of TF32 takes registers for each.

@@ -84,7 +84,7 @@ def _wide(dtype: Any) -> Callable[[Any, Any], Any]:
 
 def _min_max(parts: list[str], dtype: Any) -> Callable[[Any, Any], Any]:
     is_min = parts[0] == "min"
-    if np.issubdtype(dtype, np.floating):
+    if np.issubdtype(dtype, np.floating) and "NaN" not in parts:
         chosen: Any = np.fmin if is_min else np.fmax
     else:
         chosen = np.minimum if is_min else np.maximum
@@ -166,7 +166,7 @@ def _arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] |
         return None
     if name in _TWO:
         return _TWO[name], [dtype] * 2, dtype
-    if name in ("min", "max") and "NaN" not in parts:
+    if name in ("min", "max"):
         return _min_max(parts, dtype), [dtype] * 2, dtype
     if name in _FUNCTIONS:
         return _FUNCTIONS[name], [dtype], dtype
