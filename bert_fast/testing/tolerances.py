@@ -183,6 +183,8 @@ ABSOLUTE: dict[str, float] = {
     "minilm_embeddings": 2e-5,
     # Embeddings of unit length and scores of sentence-transformers, fused and untouched: fp32 sums in another order.
     "sentence_embeddings": 1e-6,
+    # Sums over tokens of products of normal vectors of 16 elements, in fp32 and another order.
+    "late_interaction": 1e-5,
     # Losses, and entries of vectors of unit length, behind eight steps of AdamW, which begin with signs of gradients:
     # where these are near 0, rounding decides them.
     "short_run": 2e-3,

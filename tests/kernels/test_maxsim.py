@@ -90,6 +90,12 @@ def test_values(
     check(kernels, make(of_queries, of_documents, columns, dtype))
 
 
+def test_two_runs_repeat_each_other_bit_for_bit(kernels: Any) -> None:
+    a, dscores = make((5, 70), (70, 3, 128), 40), torch.randn(2, 3)
+    (one, chosen), (other, again) = (run(kernels, a, dscores) for _ in range(2))
+    assert torch.equal(chosen, again) and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_strides(kernels: Any) -> None:
     a = make((7, 9), (30, 71), 24)
     wide = torch.randn(101, 30)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bert_fast import backend, ops
 from bert_fast.reference.maxsim import EMPTY, Maxsim
 from bert_fast.testing.compare import assert_close_to_truth
+from bert_fast.testing.tolerances import ABSOLUTE
 
 TRITON = pytest.param("triton", marks=pytest.mark.interpreter)
 BACKENDS = ["reference", "torch", TRITON]
@@ -95,7 +96,7 @@ def test_views(name: str) -> None:
     wide[:, 2:18] = documents.detach()
     views = queries.detach().t().contiguous().t().requires_grad_(), wide[:, 2:18].requires_grad_()
     for one, other in zip(results(name, views, dscores.t().contiguous().t()), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=0, atol=ABSOLUTE["late_interaction"])
 
 
 @pytest.mark.parametrize("budget", [1, 40, 2**20])
@@ -106,7 +107,7 @@ def test_similarities_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, 
     expected = results("reference", inputs, dscores)
     monkeypatch.setattr(module, "_CPU_SIMILARITIES", budget)
     for one, other in zip(results("torch", inputs, dscores), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=0, atol=ABSOLUTE["late_interaction"])
 
 
 @pytest.mark.parametrize("budget", [1, 500, 2**20])
@@ -122,11 +123,11 @@ def test_what_other_devices_run_needs_no_offsets_on_the_host(
     other_best, other_chosen = module._fwd_elsewhere(a)
     has_tokens = torch.tensor(DOCUMENTS) > 0
     assert torch.equal(chosen, other_chosen)
-    torch.testing.assert_close(best[has_tokens], other_best[has_tokens], rtol=0, atol=1e-5)
+    torch.testing.assert_close(best[has_tokens], other_best[has_tokens], rtol=0, atol=ABSOLUTE["late_interaction"])
     upstream, both = torch.randn(best.shape), {"queries", "documents"}
     made, others = (f(a, upstream, chosen, both) for f in (module._bwd_on_cpu, module._bwd_elsewhere))
     for name in both:
-        torch.testing.assert_close(made[name], others[name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(made[name], others[name], rtol=0, atol=ABSOLUTE["late_interaction"])
 
 
 @pytest.mark.parametrize("name", ["reference", "torch"])
