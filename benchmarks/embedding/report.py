@@ -35,7 +35,7 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
         "scores": [row for case in SCORES if case in found for row in _scores(found[case])],
         "memory": [row for case in MEMORY if case in found for row in _memory(found[case])],
         "splade": [_splade(found[case]) for case in SPLADE if case in found],
-        "splade memory": [_splade_memory(found[case]) for case in SPLADE_MEMORY if case in found],
+        "splade_memory": [_splade_memory(found[case]) for case in SPLADE_MEMORY if case in found],
         "cross_encoders": [_cross(found[case]) for case in CROSS if case in found],
         "packed": [_packed(found[case]) for case in PACKED if case in found],
     }
@@ -47,7 +47,7 @@ _HEADERS = {
     "scores": ("queries and documents", "", "bert_fast", "sentence-transformers", "ratio"),
     "memory": ("model", "pairs", "bytes beyond a part", "a matrix of scores"),
     "splade": ("model", "pairs", "fill", "fused, CPU s", "untouched, CPU s", "ratio"),
-    "splade memory": ("texts", "fused", "untouched", "share"),
+    "splade_memory": ("texts", "fused", "untouched", "share"),
     "cross_encoders": (
         "model, work, pairs", "fill", "untouched, pairs/s", "compiled, pairs/s", "fused, pairs/s", "fused over the best"
     ),

@@ -112,7 +112,7 @@ def test_tables_of_the_newest_figures() -> None:
     # 20 MB for 1,024 pairs more, 63,488 of them beyond 30 MB.
     assert "| tiny | 65,536, by a line | 1,270 MB | 17,180 MB |" in made["memory"]
     assert "| minilm | 16 | 0.50 | 2.00 | 4.50 | **2.25x** |" in made["splade"]
-    assert "| 32 of 256 tokens | 200 MB | 5,000 MB | 4.0% |" in made["splade memory"]
+    assert "| 32 of 256 tokens | 200 MB | 5,000 MB | 4.0% |" in made["splade_memory"]
     assert "| MiniLM, score, sorted | 0.98 | 16.0 | 20.0 | 32.0 | **1.05x** |" in made["cross_encoders"]
     assert set(report.tables([]).values()) == {"Nothing is stored."}
 
