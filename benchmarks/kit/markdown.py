@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NOTHING = "Nothing is stored."
-_MARKED = re.compile(r"(<!-- table: ([a-z0-9_]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

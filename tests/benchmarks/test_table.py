@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import table
+from benchmarks.kit.markdown import page_with
 from benchmarks.kit.results import RESULTS, read_lines
 
 
@@ -69,3 +70,9 @@ def test_readme_tells_of_cross_encoders_once_both_kinds_of_work_were_timed(other
 def test_every_table_has_its_place() -> None:
     shown = "".join(page.read_text(encoding="utf-8") for page in table.PAGES)
     assert set(re.findall(r"<!-- table: (\w+) -->", shown)) == set(table.TABLES)
+
+
+def test_a_mark_that_names_no_table_is_refused() -> None:
+    for name in ("other", "two words"):
+        with pytest.raises(ValueError, match=f"table: expected one of speed, got '{name}'"):
+            page_with(f"<!-- table: {name} -->\n<!-- end of table -->", {"speed": "| |"})
