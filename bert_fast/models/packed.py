@@ -50,7 +50,7 @@ class PackedBertModel:
     attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
     projection: Any = None  # a linear layer between embeddings and encoder
     vector_size: int | None = None  # of embeddings; None: config.hidden_size
-    has_position_table = True  # whose rows bound a sequence's length
+    has_position_table = True  # whose rows bound a sequence's length; without, queries and keys are turned by position
 
     def encode(
         self,
@@ -109,7 +109,7 @@ class PackedBertModel:
             seed,
             keys=view.keys,
             causal=view.causal,
-            rotary=self._rotary(tokens, given[2], packing),
+            rotary=None if self.has_position_table else self._rotary(tokens, given[2], packing),
             bias=view.bias,
             head_mask=self._head_mask(head_mask, packing, num_cached),
             memory_packing=None if memory is None else memory.packing,
@@ -162,9 +162,9 @@ class PackedBertModel:
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
         return dropout_seed if self.training else None
 
-    def _rotary(self, tokens: Tokens, positions: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor] | None:
-        """`Call.rotary` of tokens with these positions [T] (None: as `packing` has them); None: nothing is turned."""
-        return None
+    def _rotary(self, tokens: Tokens, positions: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor]:
+        """`Call.rotary` of tokens with these positions [T] (None: as `packing` has them)."""
+        raise NotImplementedError
 
     def shows_padded(self) -> bool:
         """Whether hooks of linear layers are to see tokens padded, as in another implementation of the model."""

@@ -1,11 +1,12 @@
 """Late interaction (ColBERT) as one differentiable op: no similarities of all pairs of tokens are kept."""
 
+from collections.abc import Set
 from typing import Any
 
 from torch import Tensor
 
 from bert_fast.backend import requested
-from bert_fast.checks import check_floating, check_like, check_shape
+from bert_fast.checks import check_floating, check_ids, check_like, check_shape
 from bert_fast.ops._attention_checks import check_cu_seqlens, check_num_tokens
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._define import define
@@ -57,10 +58,15 @@ def maxsim(
     return _op(queries, documents, cu_seqlens_q, cu_seqlens_d, max_seqlen_d, requested(backend))[0]
 
 
-def _check_values(a: Maxsim, *_: Any) -> None:
+def _check_values(a: Maxsim) -> None:
     num_queries_tokens = len(a.queries)
     check_offsets("cu_seqlens_q", a.cu_seqlens_q, "queries", num_queries_tokens, num_queries_tokens)
     check_offsets("cu_seqlens_d", a.cu_seqlens_d, "max_seqlen_d", a.max_seqlen_d, len(a.documents))
+
+
+def _check_values_of_backward(a: Maxsim, dscores: Tensor, chosen: Tensor, wants: Set[str]) -> None:
+    _check_values(a)
+    check_ids("chosen", chosen + 1, len(a.documents) + 1)
 
 
 def _forward(module: Any, a: Maxsim) -> tuple[Tensor, Tensor]:
@@ -76,5 +82,5 @@ _op = define(
     gradients="queries? documents?",
     copies=("cu_seqlens_q", "cu_seqlens_d"),  # a loader may fill its buffer again
     run=_forward,
-    check_values=_check_values,
+    check_values=_check_values_of_backward,
 )

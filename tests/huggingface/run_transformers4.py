@@ -31,6 +31,7 @@ NAMES = (
 OF_FAMILIES = ("mask holes", "vectors for words", "types and positions", "masked lm", "sequence classes",
                "multiple choice", "token classes", "question answering", "language model")  # fmt: skip
 SUMMARIES = ("last", "mean")
+_WITHOUT_SDPA = ("Data2VecText", "Electra", "Ernie", "MPNet")
 
 
 def _model(name: str, config: dict[str, Any], attention: str = "eager") -> Any:
@@ -66,7 +67,7 @@ def swapping(name: str) -> str:
     """fuse, a copy, a pickle and unfuse, with the attention class that sdpa brings."""
     case = Case(name, model=name)
     config = {**case.full_config(), "num_labels": 2}
-    untouched = _model(name, config, "eager" if name.startswith(("Electra", "MPNet")) else "sdpa")
+    untouched = _model(name, config, "eager" if name.startswith(_WITHOUT_SDPA) else "sdpa")
     classes = [type(module) for module in untouched.modules()]
     model = fuse(copy.deepcopy(untouched))
     tensors = case.tensors(torch.float32)
