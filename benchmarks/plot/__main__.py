@@ -33,8 +33,8 @@ def render_page(machines: Sequence[Machine]) -> str:
     """The whole page."""
     return page(
         title="bert_fast: benchmarks",
-        text="Drawn from stored results, the newest of every case. GB/s count the bytes that the operation must move "
-        "at least, whoever runs it; a case is timed only after its results were found right.",
+        text="Drawn from stored results, the newest of every case. GB/s count the least bytes that the operation "
+        "must move, the same for every contestant. Each case was checked for correct results before it was timed.",
         verdict=f"{len(machines)} machine{'s' if len(machines) != 1 else ''}",
         is_good=None,
         sections=[section(machine.name, joined(_parts(machine))) for machine in machines],

@@ -139,7 +139,7 @@ class _VectorModel(_PackingModel):
     forward.is_ours = True  # type: ignore[attr-defined]
 
     def _pooled(self, bert: Any, arguments: Mapping[str, Any], features: Mapping[str, Any], is_own: bool) -> Any:
-        """The features that the first two modules return; is_own: nobody outside of this model sees them."""
+        """The features that the first two modules return; is_own: only this model uses them."""
         raise NotImplementedError
 
     def _reasons_of_call(self, features: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
@@ -161,7 +161,7 @@ class FusedSentenceTransformer(_VectorModel, SentenceTransformer):
 
     def _pooled(self, bert: Any, arguments: Mapping[str, Any], features: Mapping[str, Any], is_own: bool) -> Any:
         pooling, *others = list(self._modules.values())[1:]
-        # Where nobody can ask for the tokens, of the last layer only the first ones' rows are computed.
+        # If only the first token is read, the last layer computes only that row of each text.
         is_first = is_own and pooling.pooling_mode == "cls" and all(map(_reads_vectors, others))
         encoded = bert.encode(**encode_arguments(bert, arguments), rows=first_rows if is_first else None)
         if is_first:

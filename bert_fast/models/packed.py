@@ -1,5 +1,6 @@
 """The computation of BertModel: padding removed once, every layer on [T, H]; no parameters, which `BertModel` has."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,10 @@ class PackedBertModel:
     attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
     projection: Any = None  # a linear layer between embeddings and encoder
     vector_size: int | None = None  # of embeddings; None: config.hidden_size
-    has_position_table = True  # whose rows bound a sequence's length; without, queries and keys are turned by position
+    # Whether positions have a table, whose rows bound a sequence's length. If not, `_rotary` makes `Call.rotary` of
+    # tokens and their positions [T] (None: as the packing has them).
+    has_position_table = True
+    _rotary: Callable[[Tokens, Tensor | None, Packing], tuple[Tensor, Tensor]]
 
     def encode(
         self,
@@ -161,10 +165,6 @@ class PackedBertModel:
         check_dtype("dropout_seed", dropout_seed, (torch.int64,))
         check_same_device("dropout_seed", dropout_seed, tokens.name, tokens)
         return dropout_seed if self.training else None
-
-    def _rotary(self, tokens: Tokens, positions: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor]:
-        """`Call.rotary` of tokens with these positions [T] (None: as `packing` has them)."""
-        raise NotImplementedError
 
     def shows_padded(self) -> bool:
         """Whether hooks of linear layers are to see tokens padded, as in another implementation of the model."""

@@ -22,9 +22,7 @@ class JoinedMemory:
     registered it, `join_after_loading`.
     """
 
-    def _joined(self) -> tuple[nn.Linear, ...]:
-        """The layers, in their order; none: nothing is joined."""
-        raise NotImplementedError
+    _joined: Callable[[], tuple[nn.Linear, ...]]  # the layers, in their order; none: nothing is joined
 
     def _join_memory(self) -> None:
         """Puts the weights side by side, and the biases."""

@@ -1,8 +1,8 @@
-"""Whether backward may write over the gradient that it is given: nobody else holds it, nor memory of it.
+"""Whether backward may write over its incoming gradient: only if backward holds the sole reference to its memory.
 
-PyTorch's engine adds up gradients in place by the same rule. How many references a gradient has that nobody else holds
-depends on the versions of PyTorch and Python, so it is counted once, on a gradient that one function makes for one
-other, as it is or through a view. A hook that keeps it, `torch.autograd.grad(..., inputs=[y])`, the caller's own
+PyTorch's engine adds up gradients in place by the same rule. The number of references in that case depends on the
+versions of PyTorch and Python. So it is counted once, on a gradient that one function makes for one other, directly or
+through a view. A hook that keeps it, `torch.autograd.grad(..., inputs=[y])`, the caller's own
 gradient and a second consumer each add one.
 """
 
@@ -67,5 +67,5 @@ def _of_one() -> frozenset[_Holders]:
 
 
 def is_sole(found: _Holders) -> bool:
-    """Whether these are the holders of a gradient that nobody else holds, in a backward that is not recorded."""
+    """Whether `holders` found these numbers for a gradient with one holder, in a backward that is not recorded."""
     return not torch.is_grad_enabled() and found in _of_one()

@@ -1,6 +1,6 @@
 """SPLADE's vectors of packed texts, on any back-end: the scores of words, one row a token, never exist at once.
 
-Registered as `bert_fast::splade_fwd` and `_bwd`; gradients that nobody wants are not computed.
+Registered as `bert_fast::splade_fwd` and `_bwd`; gradients of inputs that require none are not computed.
 """
 
 from collections.abc import Set

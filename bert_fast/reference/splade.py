@@ -75,7 +75,9 @@ def splade_bwd(a: Splade, dy: Tensor, y: Tensor, tokens: Tensor, wants: Set[str]
     made = {}
     if "x" in wants or "weight" in wants:
         dscores = g.new_zeros(len(a.x) + 1, g.shape[1])
-        dscores.scatter_(0, torch.where(tokens < 0, len(a.x), tokens).long(), g)  # the last row is nobody's
+        dscores.scatter_(
+            0, torch.where(tokens < 0, len(a.x), tokens).long(), g
+        )  # the last row collects pairs without a token
         if "x" in wants:
             made["x"] = (dscores[:-1] @ wide(a.weight)).to(a.x.dtype)
         if "weight" in wants:
