@@ -94,6 +94,6 @@ class FusedRotaryModel(FusedModel):
             turned = torch.cat((turned, last.to(turned.dtype)[None]))
         like = torch.empty(0, dtype=torch.promote_types(self.dtype, torch.float32), device=turned.device)
         with torch.autocast(turned.device.type, enabled=False):
-            cos, sin = (t[0, :num_tokens] for t in self.rotary_emb(like, turned[None]))
-        half = cos.shape[1] // 2
-        return cos[:, :half], sin[:, :half]
+            cos, sin = self.rotary_emb(like, turned[None])  # [1, T, D], both halves alike
+        half = cos.shape[2] // 2  # contiguous here, once, and not in every layer
+        return cos[0, :num_tokens, :half].contiguous(), sin[0, :num_tokens, :half].contiguous()
