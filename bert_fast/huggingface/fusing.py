@@ -104,7 +104,7 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
 
 
 # What names of classes begin with in code that came with a checkpoint -> transformers' class of the same architecture.
-_TWINS = {"NomicBert": "NomicBertModel", "New": "GteModel", "XLMRobertaLoRA": "JinaEmbeddingsV3Model"}
+_TWINS = {"NomicBert": "NomicBertModel", "NewModel": "GteModel", "XLMRobertaLoRA": "JinaEmbeddingsV3Model"}
 
 
 def _twin(model: nn.Module) -> str:
