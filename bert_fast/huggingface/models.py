@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ def by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, 
 def encode_arguments(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a call's arguments that `encode` of a fused model without a head takes."""
     arguments = {"use_cache": False, **{name: inputs[name] for name in _ENCODE if name in inputs}}
+    if not model.reads_positions:
+        arguments.pop("position_ids", None)
     if (texts := texts_of(model, inputs)) is not None:
         arguments["texts"] = texts
     if arguments.get("output_hidden_states") is not None:  # version 5 also takes their numbers, see `chosen`
@@ -54,6 +56,8 @@ class FusedModel(Fused, PackedBertModel):
     forward takes three arguments beyond transformers' own, `cu_seqlens`, `max_seqlen` and `dropout_seed`, as
     `bert_fast.BertModel.forward` explains them; heads of transformers 5 pass them on.
     """
+
+    reads_positions = True  # whether position_ids have a meaning; where not, transformers takes any and drops them
 
     @classmethod
     def forward_for(cls, original: Any, family: Family) -> Callable[..., Any]:
@@ -118,6 +122,10 @@ class FusedModel(Fused, PackedBertModel):
             return None  # transformers says what is wrong with that, or takes it
         is_shown = bool(setting(inputs, self.config, "output_hidden_states"))
         return Padding(kept, between=is_shown and not runs_again(self))
+
+    def reasons_of_model(self) -> Iterable[str]:
+        """Why a model needs transformers' code for what it is itself, beside what `reasons` finds in any."""
+        return ()
 
     def shows_padded(self) -> bool:
         """As transformers shows them."""

@@ -51,6 +51,7 @@ def standing_reasons(model: Any, inputs: Mapping[str, Any] = MappingProxyType({}
     """Those that lie in the process, the configuration, where inputs do not overrule it, and the modules."""
     attention = model.config._attn_implementation
     found = [*process_reasons(model, attention), *_setting_reasons(model, inputs), *_of_modules(model)]
+    found += getattr(model.base_model, "reasons_of_model", tuple)()
     if not is_known_attention(attention):
         found.append(f"config._attn_implementation: {attention!r} is not one of transformers' own")
     return found

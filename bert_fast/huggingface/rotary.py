@@ -1,5 +1,7 @@
-"""transformers' models whose queries and keys are turned by position, and that hold their layers themselves."""
+"""transformers' models whose queries and keys are turned by position."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from bert_fast.huggingface.containers import (
     FusedBetween,
     FusedContainer,
     FusedEmbeddings,
+    FusedEncoder,
     FusedJoined,
     FusedSelfAttention,
     fused_name,
@@ -97,3 +100,35 @@ class FusedRotaryModel(FusedModel):
             cos, sin = self.rotary_emb(like, turned[None])  # [1, T, D], both halves alike
         half = cos.shape[2] // 2  # contiguous here, once, and not in every layer
         return cos[0, :num_tokens, :half].contiguous(), sin[0, :num_tokens, :half].contiguous()
+
+
+class FusedRoFormerAttention(FusedSelfAttention):
+    """Attention of tokens to each other, in BERT's module."""
+
+    position_embedding_type = "rotary"
+    rotary_interleaved = True
+
+
+class FusedRoFormerEncoder(FusedEncoder):
+    """A stack of layers, with a table of sines and cosines."""
+
+    embed_positions: nn.Embedding
+
+    def forward_packed(self, x: Tensor, memory: Tensor | None = None, *, call: Call) -> Tensor:
+        """As `PackedEncoder`, with the angles in the call."""
+        table = self.embed_positions.weight.detach()  # [S, D]: sines, then cosines
+        sin, cos = table.to(torch.promote_types(table.dtype, torch.float32)).chunk(2, dim=1)
+        positions = call.packing.coords[:, 1]
+        call = replace(call, rotary=(cos.index_select(0, positions), sin.index_select(0, positions)))
+        return super().forward_packed(x, memory, call=call)
+
+
+class FusedRoFormerModel(FusedModel):
+    """A model without a head."""
+
+    reads_positions = False
+
+    def reasons_of_model(self) -> Iterator[str]:
+        """Why this model needs transformers' code."""
+        if self.config.rotary_value:
+            yield "config.rotary_value: values are turned too"

@@ -226,7 +226,7 @@ class FusedSparseEncoder(_VectorModel, SparseEncoder):
             yield f"the model is a {type(model).__name__}, no fused model of masked words"
         elif not is_fused_model(model.inner) or any(map(has_noticing_hooks, (model.inner, *model.word_modules()))):
             yield f"{model.fused_family.inner}, or the head: it is replaced, or hooks are registered"
-        elif not is_plain(model.head().decoder):
+        elif model.head().scoring() is None:
             yield "the decoder is no nn.Linear alone"
         elif model.config.output_hidden_states:
             yield "config.output_hidden_states: the features hold those of all layers"

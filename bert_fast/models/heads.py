@@ -55,10 +55,10 @@ class PackedPredictionHead:
 
     def forward_packed(self, x: Tensor, labels: Tensor | None = None, *, call: Call | None = None) -> Tensor:
         """[M, H] to scores [M, V]; with labels [M] to their mean cross entropy, without the scores of all rows."""
-        x, decoder = self.transform(x, call=call), self.decoder
-        if labels is not None and is_plain(decoder):
-            return linear_cross_entropy(x, decoder.weight, decoder.bias, labels, ignore_index=IGNORE_INDEX)
-        scores = linear(x, decoder.weight, decoder.bias) if is_plain(decoder) else decoder(x)
+        x, scoring = self.transform(x, call=call), self.scoring()
+        if labels is not None and scoring is not None:
+            return linear_cross_entropy(x, *scoring, labels, ignore_index=IGNORE_INDEX)
+        scores = self.decoder(x) if scoring is None else linear(x, *scoring)
         return scores if labels is None else cross_entropy(scores, labels, ignore_index=IGNORE_INDEX)
 
     def word_vectors(self, x: Tensor, activation: str, *, call: Call) -> Tensor:
@@ -66,8 +66,14 @@ class PackedPredictionHead:
 
         The decoder must be plain (`is_plain`).
         """
-        x, decoder = self.transform(x, call=call), self.decoder
-        return splade(x, decoder.weight, decoder.bias, call.packing.cu_seqlens, activation=activation)
+        x, scoring = self.transform(x, call=call), self.scoring()
+        assert scoring is not None
+        return splade(x, *scoring, call.packing.cu_seqlens, activation=activation)
+
+    def scoring(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias that make scores; None where a module must be called for them."""
+        decoder = self.decoder
+        return (decoder.weight, decoder.bias) if is_plain(decoder) else None
 
 
 def predict_words(

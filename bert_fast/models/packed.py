@@ -51,10 +51,9 @@ class PackedBertModel:
     attention_dropout = "attention_probs_dropout_prob"  # what the configuration calls it
     projection: Any = None  # a linear layer between embeddings and encoder
     vector_size: int | None = None  # of embeddings; None: config.hidden_size
-    # Whether positions have a table, whose rows bound a sequence's length. If not, `_rotary` makes `Call.rotary` of
-    # tokens and their positions [T] (None: as the packing has them).
-    has_position_table = True
-    _rotary: Callable[[Tokens, Tensor | None, Packing], tuple[Tensor, Tensor]]
+    has_position_table = True  # whose rows bound a sequence's length
+    # Makes `Call.rotary` of tokens and their positions [T] (None: as the packing has them); None: nothing is turned.
+    _rotary: Callable[[Tokens, Tensor | None, Packing], tuple[Tensor, Tensor]] | None = None
 
     def encode(
         self,
@@ -113,7 +112,7 @@ class PackedBertModel:
             seed,
             keys=view.keys,
             causal=view.causal,
-            rotary=None if self.has_position_table else self._rotary(tokens, given[2], packing),
+            rotary=None if self._rotary is None else self._rotary(tokens, given[2], packing),
             bias=view.bias,
             head_mask=self._head_mask(head_mask, packing, num_cached),
             memory_packing=None if memory is None else memory.packing,

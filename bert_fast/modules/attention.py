@@ -62,6 +62,7 @@ class PackedSelfAttention(_PackedHeads):
     """
 
     position_embedding_type = "absolute"
+    rotary_interleaved = False  # which elements of a head are turned together, see `ops.rotary`
     max_position_embeddings: int
     distance_embedding: nn.Embedding
 
@@ -73,18 +74,19 @@ class PackedSelfAttention(_PackedHeads):
         packing = call.packing
         qkv = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim))  # [T, 3, A, D]
         if call.rotary is not None:
-            qkv = rotary(qkv, *call.rotary, inplace=not torch.is_grad_enabled())
+            is_free = not torch.is_grad_enabled()
+            qkv = rotary(qkv, *call.rotary, interleaved=self.rotary_interleaved, inplace=is_free)
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
-        table, key_term = self._relative(x.device)
-        if table is None and call.bias is None:
+        scoring = self._scoring(call)
+        if not scoring and call.bias is None:
             return attention_of_packed(
                 qkv, packing, causal=call.causal, dropout_p=call.dropout_p(self), seed=call.seed, site=self.site
             ).flatten(1)
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
             dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,
-            distance_table=table, key_term=key_term, sequence_order=packing.order,
+            sequence_order=packing.order, **scoring,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -96,25 +98,23 @@ class PackedSelfAttention(_PackedHeads):
         else:
             q, k, v = self._project(x).unflatten(1, (3, self.num_heads, self.head_dim)).unbind(1)
         if call.rotary is not None:
-            q, k = rotary(q, *map(call.of_rows, call.rotary)), rotary(k, *call.rotary)
+            q = rotary(q, *map(call.of_rows, call.rotary), interleaved=self.rotary_interleaved)
+            k = rotary(k, *call.rotary, interleaved=self.rotary_interleaved)
         if call.rows is None and call.cache is not None:
             k, v, keys = extend_cache(call, self.layer_index, k, v)
-        table, key_term = self._relative(x.device)
-        return self._attend(
-            q, k, v, keys, call.attentions, call,
-            causal=call.causal, bias=call.bias, distance_table=table, key_term=key_term,
-        )  # fmt: skip
+        scoring = self._scoring(call)
+        return self._attend(q, k, v, keys, call.attentions, call, causal=call.causal, bias=call.bias, **scoring)
 
-    def _relative(self, device: torch.device) -> tuple[Tensor | None, bool]:
-        """The table of distances, and whether keys are multiplied with it too."""
+    def _scoring(self, call: Call) -> dict[str, Any]:
+        """Arguments of `attention` that say how queries and keys make scores, beside the call's own."""
         kind = self.position_embedding_type
         if kind in ("absolute", "rotary"):
-            return None, False
+            return {}
         table = self.distance_embedding
         if is_plain_table(table):
-            return table.weight, kind == "relative_key_query"
-        distances = torch.arange(2 * self.max_position_embeddings - 1, device=device)
-        return table(distances), kind == "relative_key_query"
+            return dict(distance_table=table.weight, key_term=kind == "relative_key_query")
+        distances = torch.arange(2 * self.max_position_embeddings - 1, device=call.packing.coords.device)
+        return dict(distance_table=table(distances), key_term=kind == "relative_key_query")
 
 
 class PackedCrossAttention(_PackedHeads):

@@ -25,6 +25,7 @@ class Call:
     causal: a token sees none behind it.
     rotary (Tensors [T, D / 2], or None): cosine and sine of the angles by which queries and keys are turned, see
         `ops.rotary`.
+    relative: embeddings of the distances between tokens, see `modules.disentangled`; None: there are none.
     bias (Tensor [B or 1, A or 1, S or 1, Sk or 1]): added to the scores, by original row and position.
     head_mask (Tensor [L, B or 1, A, S or 1, Sk or 1]): factors of the probabilities, by padded row and column; layers
         then compute all tokens, with PyTorch's operators.
@@ -42,6 +43,7 @@ class Call:
     keys: Packing | None = None
     causal: bool = False
     rotary: tuple[Tensor, Tensor] | None = None
+    relative: Any = None
     bias: Tensor | None = None
     head_mask: Tensor | None = None
     memory_packing: Packing | None = None
@@ -106,7 +108,7 @@ class Call:
         return self._with(row_packing=replace(queries, coords=queries.coords[start:stop]))
 
     def _with(self, **changes: Any) -> "Call":
-        """Returns a copy with these fields changed. `dataclasses.replace` would run `__init__` with all 16 fields."""
+        """Returns a copy with these fields changed. `dataclasses.replace` would run `__init__` with all 17 fields."""
         made = object.__new__(Call)
         made.__dict__.update(self.__dict__)
         made.__dict__.pop("of_layers", None)

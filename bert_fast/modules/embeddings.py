@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bert_fast.checks import check_ids
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import runs_hooks
+from bert_fast.modules.fusable import plain_linear, runs_hooks
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
@@ -23,7 +23,7 @@ class PackedEmbeddings:
     Where there are no types (None in place of their table), nothing is added for them. A row of padding in the position
     table gets no gradient, as in the table of words. With relative positions the position table has no part in it. A
     table that is more than its weight, or another module in its place, is called with ids [T]; it needs no attributes
-    of an `nn.Embedding`.
+    of an `nn.Embedding`. `projection`, if there is one, is applied to the sum, before LayerNorm.
     """
 
     word_embeddings: nn.Embedding
@@ -32,6 +32,7 @@ class PackedEmbeddings:
     LayerNorm: nn.LayerNorm
     dropout_p: float
     position_embedding_type = "absolute"
+    projection: nn.Linear | None = None
 
     def forward_packed(
         self,
@@ -57,6 +58,8 @@ class PackedEmbeddings:
             position_ids = None
         elif position_ids is None:
             position_ids = call.packing.coords[:, 1]
+        if types is None:
+            token_type_ids = None
         # Here and not by the op, which does not know what its caller's arguments are called. A module that is called
         # looks itself.
         ranges = {}
@@ -76,7 +79,8 @@ class PackedEmbeddings:
                 given = words(input_ids)
         norm, dropout_p = self.LayerNorm, call.dropout_p(self)
         plain_types = types is None or is_plain_table(types)
-        if is_plain_norm(norm) and plain_types and (is_plain_table(positions) or not is_absolute):
+        is_plain = plain_types and (is_plain_table(positions) or not is_absolute) and self.projection is None
+        if is_plain and is_plain_norm(norm):
             position_table = positions.weight if is_absolute else None
             type_table = norm.weight.new_zeros(1, norm.weight.shape[0]) if types is None else types.weight
             if position_table is not None and torch.is_grad_enabled():
@@ -100,6 +104,8 @@ class PackedEmbeddings:
             summed = given + types(token_type_ids)
         if position_ids is not None:
             summed = summed + positions(position_ids.contiguous())
+        if self.projection is not None:
+            summed = plain_linear(summed, self.projection)
         return dropout(norm(summed), dropout_p, seed=call.seed, coords=call.packing.coords, site=_SITE)
 
 

@@ -45,7 +45,7 @@ def make_tokenizer(prefix: str) -> Any:
         vocab = {token: place for place, token in enumerate([*special, *pieces])}
         return transformers.MPNetTokenizer(vocab)
     vocab = {token: place for place, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces])}
-    kind = "Bert" if prefix in ("Data2VecText", "Ernie", "NomicBert") else prefix
+    kind = "Bert" if prefix in ("Data2VecText", "DebertaV2", "Ernie", "NomicBert", "RoFormer") else prefix
     return getattr(transformers, f"{kind}Tokenizer")(vocab)
 
 

@@ -60,7 +60,7 @@ def test_full_graph_compile(make, batch, prefix: str) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("prefix", [prefix for prefix in families.CONFIG if prefix != "MPNet"])
+@pytest.mark.parametrize("prefix", [prefix for prefix in families.CONFIG if prefix not in families.ONLY_EAGER])
 def test_attention_alone(make, batch, prefix: str, monkeypatch) -> None:
     register_attention()
     del batch["token_type_ids"]

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 import bert_fast
 from bert_fast.testing.parity import Case
-from tests.huggingface.families import CONFIG, class_name, configuration
+from tests.huggingface.families import CONFIG, ONLY_EAGER, class_name, configuration
 
 # PyTorch has formulas for the fused attention of GPUs only, and this one's arguments are alike.
 _aten = torch.ops.aten
@@ -48,7 +48,7 @@ def own_of(theirs: Any) -> Any:
 @pytest.mark.parametrize("prefix", ["Bert", *CONFIG])
 def test_a_fused_model_counts_as_the_untouched_one(prefix: str, task: str) -> None:
     """The counter registers hooks of every module, so transformers' code runs under it."""
-    for attention in ("eager", "sdpa") if prefix != "MPNet" else ("eager",):
+    for attention in ("eager", "sdpa") if prefix not in ONLY_EAGER else ("eager",):
         untouched = model_of(prefix, task, attention)
         expected = counted(untouched)
         assert counted(bert_fast.fuse(untouched)) == expected and min(expected) > 0

@@ -2,6 +2,7 @@
 
 from bert_fast.huggingface.families.bert import BERT
 from bert_fast.huggingface.families.data2vec_text import DATA2VEC_TEXT
+from bert_fast.huggingface.families.deberta_v2 import DEBERTA_V2
 from bert_fast.huggingface.families.distilbert import DISTILBERT
 from bert_fast.huggingface.families.electra import ELECTRA
 from bert_fast.huggingface.families.ernie import ERNIE
@@ -10,12 +11,14 @@ from bert_fast.huggingface.families.jina_embeddings_v3 import JINA_EMBEDDINGS_V3
 from bert_fast.huggingface.families.mpnet import MPNET
 from bert_fast.huggingface.families.nomic_bert import NOMIC_BERT
 from bert_fast.huggingface.families.roberta import ROBERTA
+from bert_fast.huggingface.families.roformer import ROFORMER
 from bert_fast.huggingface.family import Family
 
 __all__ = ["LIBRARIES", "TABLE", "model_names"]
 
 TABLE: tuple[Family, ...] = (
-    BERT, DATA2VEC_TEXT, DISTILBERT, ELECTRA, ERNIE, GTE, JINA_EMBEDDINGS_V3, MPNET, NOMIC_BERT, ROBERTA,
+    BERT, DATA2VEC_TEXT, DEBERTA_V2, DISTILBERT, ELECTRA, ERNIE, GTE, JINA_EMBEDDINGS_V3, MPNET, NOMIC_BERT, ROBERTA,
+    ROFORMER,
 )  # fmt: skip
 
 # Modules of transformers -> the family whose classes they hold.
