@@ -91,6 +91,10 @@ class FusedDisentangledModel(FusedModel):
         if self.z_steps > 1:
             yield f"z_steps: {self.z_steps}, which run the last layer again"
 
+    def _drops(self) -> bool:
+        parts = [one for one in self.modules() if isinstance(one, PackedDisentangledAttention)]
+        return super()._drops() or any(one.position_dropout_p for one in parts)
+
 
 class _WordHead(PackedPredictionHead, PackedPredictionTransform):
     """Scores of words as products with the embeddings of words, by the parts of transformers' head."""

@@ -78,8 +78,14 @@ class PackedDisentangledAttention(PackedSelfAttention):
     position_terms: Any
     position_key: Any
     position_query: Any
-    position_dropout: nn.Dropout
+    position_dropout: nn.Dropout | None
     shares_projections: bool
+
+    @property
+    def position_dropout_p(self) -> float:
+        """The probability with which elements of the embeddings drop; 0 in evaluation."""
+        found = self.position_dropout
+        return found.p if found is not None and found.training else 0.0
 
     def _scoring(self, call: Call) -> dict[str, Any]:
         found: dict[str, Any] = {"softmax_scale": _scale(self.head_dim, 1 + len(self.position_terms))}
@@ -96,7 +102,7 @@ class PackedDisentangledAttention(PackedSelfAttention):
             return found
         if not all(map(is_plain, used.values())):
             relative = relative.whole()
-        p = self.position_dropout.p if self.position_dropout.training and call.seed is not None else 0.0
+        p = 0.0 if call.seed is None else self.position_dropout_p
         # The embeddings themselves drop at this kind of site too: as of layer 0.
         x = relative.embeddings(p, dropout_site(DropoutSite.EMBEDDING, self.layer_index + 1), call)
         if shared and len(used) == 2 and all(map(is_plain, used.values())):
