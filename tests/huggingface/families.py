@@ -24,7 +24,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "RoFormer": {"embedding_size": 20, "summary_type": "first"},
     "DebertaV2": {
         "type_vocab_size": 0, "relative_attention": True, "position_buckets": 4, "pos_att_type": "c2p|p2c",
-        "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False,
+        "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
     },
 }  # fmt: skip
 CONFIG = {prefix: config for prefix, config in _CONFIG.items() if hasattr(transformers, f"{prefix}Model")}
