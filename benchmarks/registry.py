@@ -68,7 +68,7 @@ FAMILY_CASES = tuple(
     Case(shape, lengths, max_len, order, mode, batch_size=8, is_fused=True, family=family)
     for family, shape in (
         ("Roberta", "base"), ("XLMRoberta", "base"), ("Electra", "base"), ("DistilBert", "base6"), ("MPNet", "base"),
-        ("NomicBert", "base"), ("Gte", "base"), ("JinaEmbeddingsV3", "base"),
+        ("NomicBert", "base"), ("Gte", "base"), ("JinaEmbeddingsV3", "base"), ("DebertaV2", "base"),
     )
     for lengths, max_len, order in (_LENGTHS[0], _LENGTHS[-1])
     for mode in ("inference", "training")

@@ -44,6 +44,14 @@ FAMILIES: dict[str, Family] = {
     "MPNet": Family("MPNet", 30527, 1, {"max_position_embeddings": 514}, attention="eager"),
     "NomicBert": Family("Nomic BERT", 30528, options={"hidden_act": "silu"}),
     "Gte": Family("GTE", 250048, 1, {"type_vocab_size": 1}),
+    "DebertaV2": Family(
+        "DeBERTa v3", 128100,
+        options={
+            "relative_attention": True, "position_buckets": 256, "pos_att_type": "p2c|c2p", "share_att_key": True,
+            "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0, "layer_norm_eps": 1e-7,
+        },
+        attention="eager",
+    ),
     "JinaEmbeddingsV3": Family("Jina v3", 250002, 1, {"type_vocab_size": 1}),
 }  # fmt: skip
 
