@@ -76,15 +76,15 @@ class PackedSelfAttention(_PackedHeads):
             qkv = rotary(qkv, *call.rotary, inplace=not torch.is_grad_enabled())
         if call.cache is not None:
             extend_cache(call, self.layer_index, qkv[:, 1], qkv[:, 2])
-        table, key_term = self._relative(x.device)
-        if table is None and call.bias is None:
+        relative_keys, relative_queries = self._relative(x.device)
+        if relative_keys is None and call.bias is None:
             return attention_of_packed(
                 qkv, packing, causal=call.causal, dropout_p=call.dropout_p(self), seed=call.seed, site=self.site
             ).flatten(1)
         out = attention_qkv(
             qkv, cu_seqlens=packing.cu_seqlens, max_seqlen=packing.max_seqlen, causal=call.causal,
             dropout_p=call.dropout_p(self), seed=call.seed, coords=packing.coords, site=self.site, bias=call.bias,
-            distance_table=table, key_term=key_term, sequence_order=packing.order,
+            relative_keys=relative_keys, relative_queries=relative_queries, sequence_order=packing.order,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -99,22 +99,23 @@ class PackedSelfAttention(_PackedHeads):
             q, k = rotary(q, *map(call.of_rows, call.rotary)), rotary(k, *call.rotary)
         if call.rows is None and call.cache is not None:
             k, v, keys = extend_cache(call, self.layer_index, k, v)
-        table, key_term = self._relative(x.device)
+        relative_keys, relative_queries = self._relative(x.device)
         return self._attend(
-            q, k, v, keys, call.attentions, call,
-            causal=call.causal, bias=call.bias, distance_table=table, key_term=key_term,
+            q, k, v, keys, call.attentions, call, causal=call.causal, bias=call.bias, relative_keys=relative_keys,
+            relative_queries=relative_queries,
         )  # fmt: skip
 
-    def _relative(self, device: torch.device) -> tuple[Tensor | None, bool]:
-        """The table of distances, and whether keys are multiplied with it too."""
+    def _relative(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """relative_keys and relative_queries, [2M - 1, A, D]: the one table of distances, for all heads."""
         kind = self.position_embedding_type
         if kind in ("absolute", "rotary"):
-            return None, False
-        table = self.distance_embedding
-        if is_plain_table(table):
-            return table.weight, kind == "relative_key_query"
-        distances = torch.arange(2 * self.max_position_embeddings - 1, device=device)
-        return table(distances), kind == "relative_key_query"
+            return None, None
+        if is_plain_table(self.distance_embedding):
+            table = self.distance_embedding.weight
+        else:
+            table = self.distance_embedding(torch.arange(2 * self.max_position_embeddings - 1, device=device))
+        of_heads = table[:, None].expand(-1, self.num_heads, -1)
+        return of_heads, of_heads if kind == "relative_key_query" else None
 
 
 class PackedCrossAttention(_PackedHeads):
