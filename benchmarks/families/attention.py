@@ -110,9 +110,9 @@ _RARE = {
     "S100 causal": AttentionCase((100, 3), num_heads=1, head_dim=64, causal=True),
     "S140 bias p0.1": AttentionCase((140, 3), num_heads=1, head_dim=64, bias="BAQK", dropout_p=0.1),
     # Holes make several windows of distances for a tile of scores.
-    "S70 relative_key holes": AttentionCase((70, 3), num_heads=1, head_dim=64, relative="relative_key", holes=True),
+    "S70 relative_key holes": AttentionCase((70, 3), num_heads=1, head_dim=64, relative="C", holes=True),
     "S70 relative_key_query holes p0.1": AttentionCase(
-        (70, 3), num_heads=1, head_dim=64, relative="relative_key_query", holes=True, dropout_p=0.1
+        (70, 3), num_heads=1, head_dim=64, relative="CP", holes=True, dropout_p=0.1
     ),
     "S140 fewer keys": AttentionCase((140, 5), (3, 150), num_heads=1, head_dim=40, dropout_p=0.1),
 }

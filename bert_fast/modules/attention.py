@@ -110,11 +110,13 @@ class PackedSelfAttention(_PackedHeads):
         kind = self.position_embedding_type
         if kind in ("absolute", "rotary"):
             return {}
-        table = self.distance_embedding
-        if is_plain_table(table):
-            return dict(distance_table=table.weight, key_term=kind == "relative_key_query")
-        distances = torch.arange(2 * self.max_position_embeddings - 1, device=call.packing.coords.device)
-        return dict(distance_table=table(distances), key_term=kind == "relative_key_query")
+        if is_plain_table(self.distance_embedding):
+            table = self.distance_embedding.weight
+        else:
+            distances = torch.arange(2 * self.max_position_embeddings - 1, device=call.packing.coords.device)
+            table = self.distance_embedding(distances)
+        of_heads = table[:, None].expand(-1, self.num_heads, -1)  # the same for all heads
+        return {"relative_keys": of_heads, "relative_queries": of_heads if kind == "relative_key_query" else None}
 
 
 class PackedCrossAttention(_PackedHeads):

@@ -32,7 +32,7 @@ from bert_fast.reference.dropout import dropout_threshold
 def complete(a: Attention) -> Attention:
     """The same checked; where no cu_seqlens_k are given, keys belong to the sequences of queries."""
     q, k, v = autocast_operands(a.q, a.k, a.v)
-    distance_table = _autocast_table(a.distance_table)
+    relative_keys, relative_queries = _autocast_table(a.relative_keys), _autocast_table(a.relative_queries)
     check_heads(q, k, v, ("Tq",), ("Tk",))
     check_cu_seqlens("cu_seqlens_q", a.cu_seqlens_q, "B + 1", q)
     max_seqlen_q = as_length("max_seqlen_q", a.max_seqlen_q)
@@ -47,7 +47,7 @@ def complete(a: Attention) -> Attention:
             raise ValueError("max_seqlen_k: expected an int beside cu_seqlens_k, got None")
         check_cu_seqlens("cu_seqlens_k", a.cu_seqlens_k, num_sequences + 1, q)
         cu_seqlens_k, max_seqlen_k = a.cu_seqlens_k, as_length("max_seqlen_k", a.max_seqlen_k)
-    check_extras(q, a.bias, distance_table, a.key_term, a.sequence_order, num_sequences)
+    check_extras(q, a.bias, relative_keys, relative_queries, a.sequence_order, num_sequences)
     check_dropout_state(a.dropout_p, a.seed, coords_q, q, a.site, ("coords_q", "q"))
     dropout_p, seed = _effective_dropout(a)
     check_dropout_lengths("max_seqlen_k", max_seqlen_k, dropout_p)
@@ -61,7 +61,7 @@ def complete(a: Attention) -> Attention:
         coords_q, coords_k = None if seed is None else coords_q, None
     return Attention(
         q, k, v, a.cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, _scale(a.softmax_scale, q.shape[2]),
-        dropout_p, seed, coords_q, coords_k, int(a.site), a.causal, a.bias, distance_table, a.key_term,
+        dropout_p, seed, coords_q, coords_k, int(a.site), a.causal, a.bias, relative_keys, relative_queries,
         a.sequence_order,
     )  # fmt: skip
 
@@ -69,12 +69,12 @@ def complete(a: Attention) -> Attention:
 def complete_qkv(a: AttentionQkv) -> AttentionQkv:
     """The same checked."""
     (qkv,) = autocast_operands(a.qkv)
-    distance_table = _autocast_table(a.distance_table)
+    relative_keys, relative_queries = _autocast_table(a.relative_keys), _autocast_table(a.relative_queries)
     check_qkv(qkv)
     check_cu_seqlens("cu_seqlens", a.cu_seqlens, "B + 1", qkv, "qkv")
     max_seqlen, coords = as_length("max_seqlen", a.max_seqlen), a.coords
     num_sequences = a.cu_seqlens.shape[0] - 1
-    check_extras(qkv, a.bias, distance_table, a.key_term, a.sequence_order, num_sequences, "qkv")
+    check_extras(qkv, a.bias, relative_keys, relative_queries, a.sequence_order, num_sequences, "qkv")
     check_dropout_state(a.dropout_p, a.seed, coords, qkv, a.site, ("coords", "qkv"))
     dropout_p, seed = _effective_dropout(a)
     check_dropout_lengths("max_seqlen", max_seqlen, dropout_p)
@@ -88,7 +88,7 @@ def complete_qkv(a: AttentionQkv) -> AttentionQkv:
         coords = None
     return AttentionQkv(
         qkv, a.cu_seqlens, max_seqlen, _scale(a.softmax_scale, qkv.shape[3]), dropout_p, seed, coords, int(a.site),
-        a.causal, a.bias, distance_table, a.key_term, a.sequence_order,
+        a.causal, a.bias, relative_keys, relative_queries, a.sequence_order,
     )  # fmt: skip
 
 
@@ -97,10 +97,10 @@ def _effective_dropout(a: Attention | AttentionQkv) -> tuple[float, Tensor | Non
     return (0.0, None) if dropout_threshold(a.dropout_p) == 0 else (float(a.dropout_p), a.seed)
 
 
-def _autocast_table(distance_table: Any) -> Any:
-    if isinstance(distance_table, Tensor) and distance_table.dtype != torch.float32:
-        return autocast_operands(distance_table)[0]
-    return distance_table
+def _autocast_table(table: Any) -> Any:
+    if isinstance(table, Tensor) and table.dtype != torch.float32:
+        return autocast_operands(table)[0]
+    return table
 
 
 def _scale(softmax_scale: float | None, head_dim: int) -> float:
@@ -114,7 +114,8 @@ def check_registered(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> 
 
     suffixes: how the caller's arguments are called.
     """
-    check_extras(a.q, a.bias, a.distance_table, a.key_term, a.sequence_order, a.cu_seqlens_q.shape[0] - 1)
+    num_sequences = a.cu_seqlens_q.shape[0] - 1
+    check_extras(a.q, a.bias, a.relative_keys, a.relative_queries, a.sequence_order, num_sequences)
     check_dropout_lengths(f"max_seqlen{suffixes[1]}", a.max_seqlen_k, a.dropout_p)
     if a.causal or a.has_extras:
         check_given(f"coords{suffixes[0]}", a.coords_q, is_needed=True)

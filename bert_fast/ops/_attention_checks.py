@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bert_fast.checks import (
     check_dtype,
-    check_flag,
     check_floating,
     check_host_or_same,
     check_integer,
@@ -71,18 +70,16 @@ def check_cu_seqlens(name: str, cu_seqlens: Any, entries: int | str, q: Tensor, 
 def check_extras(
     q: Tensor,
     bias: Tensor | None,
-    distance_table: Tensor | None,
-    key_term: bool,
+    relative_keys: Tensor | None,
+    relative_queries: Tensor | None,
     sequence_order: Tensor | None,
     num_sequences: int,
     q_name: str = "q",
 ) -> None:
     """Raises unless what attention is given beside q, k and v fits q [..., A, D] in rank, shape, dtype and device."""
-    if type(key_term) is not bool:
-        check_flag("key_term", key_term)
-    if bias is None and distance_table is None and sequence_order is None and not key_term:
+    if bias is None and relative_keys is None and relative_queries is None and sequence_order is None:
         return
-    num_heads, head_dim = q.shape[-2:]
+    num_heads = q.shape[-2]
     if bias is not None:
         check_shape("bias", bias, ("B or 1", "A or 1", "Sq or 1", "Sk or 1"))
         if not bias.is_floating_point():
@@ -93,21 +90,30 @@ def check_extras(
         check_same_device("bias", bias, q_name, q)
         if bias.shape[1] != 1 and bias.shape[1] != num_heads:
             raise ValueError(f"bias: expected 1 or {num_heads} heads in dimension 1, got {list(bias.shape)}")
-    if distance_table is not None:
-        check_shape("distance_table", distance_table, ("2M - 1", head_dim))
-        if distance_table.shape[0] % 2 == 0:
+    for name, table in (("relative_keys", relative_keys), ("relative_queries", relative_queries)):
+        if table is not None:
+            _check_table(name, table, q, q_name)
+    if relative_keys is not None and relative_queries is not None:
+        # Not `len`, which makes torch.compile take the size for a constant.
+        num_rows = relative_keys.shape[0]
+        if relative_queries.shape[0] != num_rows:
             raise ValueError(
-                f"distance_table: expected an odd number of rows (2M - 1), got {list(distance_table.shape)}"
+                f"relative_queries: expected {num_rows} rows (those of relative_keys), "
+                f"got {list(relative_queries.shape)}"
             )
-        allowed = (q.dtype,) if q.dtype in (torch.float32, torch.float64) else (q.dtype, torch.float32)
-        check_dtype("distance_table", distance_table, allowed)
-        check_same_device("distance_table", distance_table, q_name, q)
-    elif key_term:
-        raise ValueError("distance_table: expected a Tensor [2M - 1, D] where key_term is True, got None")
     if sequence_order is not None:
         check_shape("sequence_order", sequence_order, (num_sequences,))
         check_dtype("sequence_order", sequence_order, (torch.int32,))
         check_same_device("sequence_order", sequence_order, q_name, q)
+
+
+def _check_table(name: str, table: Tensor, q: Tensor, q_name: str) -> None:
+    """Raises unless table is [2M - 1, A, D] of the heads, the dtype (or fp32) and the device of q [..., A, D]."""
+    check_shape(name, table, ("2M - 1", *q.shape[-2:]))
+    if table.shape[0] % 2 == 0:
+        raise ValueError(f"{name}: expected an odd number of rows (2M - 1), got {list(table.shape)}")
+    check_dtype(name, table, (q.dtype,) if q.dtype in (torch.float32, torch.float64) else (q.dtype, torch.float32))
+    check_same_device(name, table, q_name, q)
 
 
 def check_dropout_lengths(name: str, max_seqlen: int, dropout_p: float) -> None:
@@ -122,7 +128,9 @@ def check_coords_of_both(coords_q: Tensor | None, coords_k: Tensor | None, q: Te
     """Raises unless there are coords of all tokens of q and k, which causal order and all extras need."""
     if coords_q is None or coords_k is None:
         missing = "coords_q" if coords_q is None else "coords_k"
-        raise ValueError(f"{missing}: expected a Tensor [T, 2] where causal, bias or distance_table is given, got None")
+        raise ValueError(
+            f"{missing}: expected a Tensor [T, 2] where causal, bias or relative positions are given, got None"
+        )
     check_coords("coords_q", coords_q, q, "q")
     check_coords("coords_k", coords_k, k, "k")
 
@@ -176,12 +184,14 @@ def check_lookups(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> Non
             raise ValueError(
                 f"bias: expected at least {wanted} for the rows and positions in coords, got {list(a.bias.shape)}"
             )
-    if a.distance_table is not None:
-        farthest, reach = (a.distance_table.shape[0] - 1) // 2, _reach(a, coords_q, coords_k)
+    name, table = ("relative_keys", a.relative_keys)
+    if table is None:
+        name, table = ("relative_queries", a.relative_queries)
+    if table is not None:
+        farthest, reach = (table.shape[0] - 1) // 2, _reach(a, coords_q, coords_k)
         if reach > farthest:
             raise ValueError(
-                f"distance_table: expected at least {2 * reach + 1} rows for positions {reach} apart, "
-                f"got {list(a.distance_table.shape)}"
+                f"{name}: expected at least {2 * reach + 1} rows for positions {reach} apart, got {list(table.shape)}"
             )
 
 

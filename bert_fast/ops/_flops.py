@@ -102,7 +102,7 @@ def _qkv_projection_bwd(a: Any) -> int:
 
 def _attention_fwd(a: Any) -> int:
     q = a.qkv[:, 0] if hasattr(a, "qkv") else a.q
-    terms = 0 if a.distance_table is None else 1 + a.key_term
+    terms = (a.relative_keys is not None) + (a.relative_queries is not None)
     return (4 + 2 * terms) * _pairs(a) * q.shape[1] * q.shape[2]
 
 

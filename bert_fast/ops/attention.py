@@ -35,8 +35,8 @@ def attention(
     coords_k: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    distance_table: Tensor | None = None,
-    key_term: bool = False,
+    relative_keys: Tensor | None = None,
+    relative_queries: Tensor | None = None,
     sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -50,14 +50,15 @@ def attention(
     dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`;
         `reference/dropout.py` says which bit belongs to which query and key. A token's coords are its row in the
         original batch and its position there; positions rise within a sequence, with holes where padding stood.
-        Dropout needs coords_q. causal, bias and distance_table look tokens up by both; where k belongs to the same
+        Dropout needs coords_q. causal, bias and the tables look tokens up by both; where k belongs to the same
         sequences as q (no cu_seqlens_k) they default to q's, and these to sequence and index in it.
     bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating, any strides): added to the scaled scores by the row and
         positions of query and key; -inf removes a key from a query. B counts the rows of the original batch, Sq and Sk
         reach beyond the largest positions.
-    distance_table (Tensor [2M - 1, D], dtype of q or fp32): the vectors of relative positions -(M - 1) .. M - 1, which
-        queries (relative_key) and, with key_term, keys (relative_key_query) are multiplied with; no tensor of all
-        pairs is made for it.
+    relative_keys, relative_queries (Tensor [2M - 1, A, D], dtype of q or fp32, any strides; either or both): vectors of
+        relative positions, for the distances -(M - 1) .. M - 1 from a query to a key. relative = q . relative_keys of
+        the distance + k . relative_queries of it. One table of all heads (BERT's relative_key; as both arguments,
+        relative_key_query) is `table[:, None].expand(-1, A, -1)`; DeBERTa has two. No tensor of all pairs is made.
     sequence_order (Tensor [B], int32): the order in which to work on the sequences, longest first, see
         `Packing.order`; it changes the speed alone.
     backend: "triton", "torch" or "reference"; None takes the first that can run the call.
@@ -66,20 +67,20 @@ def attention(
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also
             offsets that do not rise from 0 to T, a sequence longer than its bound, coords that do not rise or that
-            bias or distance_table do not reach.
+            bias or the tables do not reach.
         BackendError: the forced back-end cannot run the call.
 
-    Differentiable once, in q, k, v, bias and distance_table. Deterministic; no device sync on a GPU with
+    Differentiable once, in q, k, v, bias and the tables. Deterministic; no device sync on a GPU with
     Triton. Precision: softmax and every sum in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements),
     and what was given beside them, no probabilities.
-    Autocast: q, k and v are cast to the autocast dtype; bias keeps its own, distance_table too in fp32.
+    Autocast: q, k and v are cast to the autocast dtype; bias keeps its own, tables too in fp32.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
-    (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155) and Huang et al. 2020
-    (arXiv:2009.13658), method 4.
+    (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155), Huang et al. 2020
+    (arXiv:2009.13658), method 4, and He et al. 2020 (arXiv:2006.03654), equation 4.
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
-        seed, coords_q, coords_k, site, causal, bias, distance_table, key_term, sequence_order,
+        seed, coords_q, coords_k, site, causal, bias, relative_keys, relative_queries, sequence_order,
     )  # fmt: skip
     return _op(*complete(given), requested(backend))[0]
 
@@ -101,8 +102,8 @@ def attention_with_probabilities(
     coords_k: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    distance_table: Tensor | None = None,
-    key_term: bool = False,
+    relative_keys: Tensor | None = None,
+    relative_queries: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """`attention`, and the probabilities that v was multiplied with: after dropout.
 
@@ -114,7 +115,7 @@ def attention_with_probabilities(
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
-        seed, coords_q, coords_k, site, causal, bias, distance_table, key_term, None,
+        seed, coords_q, coords_k, site, causal, bias, relative_keys, relative_queries, None,
     )  # fmt: skip
     a = complete(given)
     if q.is_meta:
@@ -141,8 +142,8 @@ def attention_padded(
     seed: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    distance_table: Tensor | None = None,
-    key_term: bool = False,
+    relative_keys: Tensor | None = None,
+    relative_queries: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """`attention` of a padded batch: packs, attends, unpacks. A token's coords are its row and column.
@@ -184,7 +185,7 @@ def attention_padded(
         queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens_q=queries.cu_seqlens, max_seqlen_q=queries.max_seqlen,
         cu_seqlens_k=keys.cu_seqlens, max_seqlen_k=keys.max_seqlen, softmax_scale=softmax_scale, causal=causal,
         dropout_p=dropout_p, seed=seed, coords_q=coords_q, coords_k=keys.coords, site=site, bias=bias,
-        distance_table=distance_table, key_term=key_term, sequence_order=queries.order, backend=backend,
+        relative_keys=relative_keys, relative_queries=relative_queries, sequence_order=queries.order, backend=backend,
     )  # fmt: skip
     return queries.unpack(out)
 
@@ -210,7 +211,7 @@ _op = define(
     Attention,
     outputs={"out": "x Tq A D", "lse": "s A Tq"},
     backward="dout q k v out lse ...",
-    gradients="q k v bias? distance_table?",
+    gradients="q k v bias? relative_keys? relative_queries?",
     copies=("cu_seqlens_q", "cu_seqlens_k"),  # a loader may fill its buffer again
     last_dimension="head_dim",
     run=_forward,

@@ -34,8 +34,8 @@ def attention_qkv(
     coords: Tensor | None = None,
     site: int = 0,
     bias: Tensor | None = None,
-    distance_table: Tensor | None = None,
-    key_term: bool = False,
+    relative_keys: Tensor | None = None,
+    relative_queries: Tensor | None = None,
     sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -51,12 +51,12 @@ def attention_qkv(
 
     Raises: as `attention`.
 
-    Differentiable once, in qkv, bias and distance_table; the gradient of qkv is contiguous and written once,
-    in place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
+    Differentiable once, in qkv, bias and the tables; the gradient of qkv is contiguous and written once, in
+    place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
     """
     given = AttentionQkv(  # softmax_scale is put in by `complete_qkv`
         qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal,  # type: ignore[arg-type]
-        bias, distance_table, key_term, sequence_order,
+        bias, relative_keys, relative_queries, sequence_order,
     )  # fmt: skip
     return _op(*complete_qkv(given), requested(backend))[0]
 
@@ -81,7 +81,7 @@ def attention_of_packed(
         dropout_p, seed = 0.0, None
     return _op(
         qkv, packing.cu_seqlens, packing.max_seqlen, 1.0 / math.sqrt(qkv.shape[3]), float(dropout_p), seed,
-        None if seed is None and not causal else coords, site, causal, None, None, False, packing.order,
+        None if seed is None and not causal else coords, site, causal, None, None, None, packing.order,
         requested(),
     )[0]  # fmt: skip
 
@@ -109,7 +109,7 @@ _op = define(
     AttentionQkv,
     outputs={"out": "x T A D", "lse": "s A T"},
     backward="dout qkv out lse ...",
-    gradients="qkv bias? distance_table?",
+    gradients="qkv bias? relative_keys? relative_queries?",
     copies=("cu_seqlens",),  # a loader may fill its buffer again
     last_dimension="head_dim",
     implementation="attention",

@@ -53,22 +53,27 @@ class Attention(NamedTuple):
     dropout_p: float  # probability of dropping
     seed: Annotated[Tensor | None, "int64 1"]  # with site it names the mask; neither is needed without dropout
     # (row, position) of every token; positions rise within a sequence, with holes where padding stood. None counts the
-    # tokens of a sequence from 0; other back-ends want coords_q with dropout, and both with causal, bias and
-    # distance_table.
+    # tokens of a sequence from 0; other back-ends want coords_q with dropout, and both with causal, bias and tables.
     coords_q: Annotated[Tensor | None, "int32 Tq 2"]
     coords_k: Annotated[Tensor | None, "int32 Tk 2"]
     site: int
     causal: bool  # a query sees the keys up to its own position only
     # Broadcastable to [B, A, Sq, Sk]; B counts the original batch's rows, Sq and Sk reach beyond the largest position.
     bias: Annotated[Tensor | None, "f _ _ _ _"]  # added to the scaled scores; -inf removes a key from a query
-    distance_table: Annotated[Tensor | None, "f _ D"]  # [2M - 1, D], relative positions
-    key_term: bool  # keys look at it too (relative_key_query)
+    # Tables of relative positions, [2M - 1, A, D], with the same M: what queries and what keys are multiplied with.
+    relative_keys: Annotated[Tensor | None, "f _ A D"]
+    relative_queries: Annotated[Tensor | None, "f _ A D"]
     sequence_order: Annotated[Tensor | None, "int32 _"]  # [B], in which sequences are best worked on; changes no result
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether there are relative positions."""
+        return self.relative_keys is not None or self.relative_queries is not None
 
     @property
     def has_extras(self) -> bool:
         """Whether something is looked up under the names of queries and keys."""
-        return self.bias is not None or self.distance_table is not None
+        return self.bias is not None or self.has_tables
 
 
 class AttentionQkv(NamedTuple):
@@ -84,14 +89,14 @@ class AttentionQkv(NamedTuple):
     site: int
     causal: bool
     bias: Annotated[Tensor | None, "f _ _ _ _"]
-    distance_table: Annotated[Tensor | None, "f _ D"]
-    key_term: bool
+    relative_keys: Annotated[Tensor | None, "f _ A D"]
+    relative_queries: Annotated[Tensor | None, "f _ A D"]
     sequence_order: Annotated[Tensor | None, "int32 _"]
 
     @property
     def has_extras(self) -> bool:
         """As of `Attention`."""
-        return self.bias is not None or self.distance_table is not None
+        return self.bias is not None or self.relative_keys is not None or self.relative_queries is not None
 
     @property
     def of_three(self) -> Attention:
@@ -178,9 +183,8 @@ def _add_block(total: Tensor, sequence: _Sequence, block: Tensor) -> None:
 def _scores(q: Tensor, k: Tensor, sequence: _Sequence, a: Attention) -> Tensor:
     """S [A, Sq, Sk] of one sequence, for wide q [A, Sq, D] and k [A, Sk, D]."""
     scores = q @ k.transpose(1, 2)
-    if a.distance_table is not None:
-        table = a.distance_table.to(q.dtype)
-        scores = scores + relative_scores_fwd(q, k, table, sequence.positions_q, sequence.positions_k, a.key_term)
+    if a.has_tables:
+        scores = scores + relative_scores_fwd(q, k, *_tables(a, q.dtype), sequence.positions_q, sequence.positions_k)
     scores = scores * a.softmax_scale
     if a.bias is not None and scores.numel():
         scores = scores + a.bias[_index_of(a.bias, sequence)].to(q.dtype)
@@ -188,6 +192,12 @@ def _scores(q: Tensor, k: Tensor, sequence: _Sequence, a: Attention) -> Tensor:
         later = sequence.positions_k[None, :] > sequence.positions_q[:, None]
         scores = scores.masked_fill(later, -torch.inf)
     return scores
+
+
+def _tables(a: Attention, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """relative_keys and relative_queries in this dtype."""
+    keys, queries = (None if x is None else x.to(dtype) for x in (a.relative_keys, a.relative_queries))
+    return keys, queries
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,7 +264,8 @@ def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Ten
 def attention_bwd(
     a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, distance_table.
+    """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, relative_keys and
+    relative_queries.
 
     P is recomputed from q, k and lse.
     dout, out (Tensors [Tq, A, D]); lse (Tensor [A, Tq]).
@@ -265,7 +276,7 @@ def attention_bwd(
     work = wide_dtype(a.q.dtype)
     made = {
         name: torch.zeros(x.shape, dtype=work, device=x.device)
-        for name in ("q", "k", "v", "bias", "distance_table")
+        for name in ("q", "k", "v", "bias", "relative_keys", "relative_queries")
         if (x := getattr(a, name)) is not None and (name in "qkv" or name in wants)
     }
     for sequence in _sequences(a):
@@ -285,14 +296,13 @@ def attention_bwd(
 
         ds = ds * a.softmax_scale
         dq, dk = ds @ k, ds.transpose(1, 2) @ q
-        if a.distance_table is not None:
-            dq_relative, dk_relative, dtable = relative_scores_bwd(
-                ds, q, k, a.distance_table.to(work), sequence.positions_q, sequence.positions_k, a.key_term,
-                "distance_table" in made,
-            )  # fmt: skip
-            dq, dk = dq + dq_relative, dk if dk_relative is None else dk + dk_relative
-            if dtable is not None:
-                made["distance_table"] += dtable
+        if a.has_tables:
+            relative = relative_scores_bwd(
+                ds, q, k, *_tables(a, work), sequence.positions_q, sequence.positions_k, made.keys()
+            )
+            dq, dk = dq + relative.pop("q", 0.0), dk + relative.pop("k", 0.0)
+            for name, gradient in relative.items():
+                made[name] += gradient
         made["q"][sequence.queries] = dq.transpose(0, 1)
         made["k"][sequence.keys] = dk.transpose(0, 1)
     made = {name: gradient.to(getattr(a, name).dtype) for name, gradient in made.items()}

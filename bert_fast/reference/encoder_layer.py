@@ -94,7 +94,7 @@ class EncoderLayer(NamedTuple):
         return Attention(
             q, k, v, self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k,
             1.0 / math.sqrt(q.shape[2]), self.probabilities_dropout_p, seed, self.coords_q if is_named else None,
-            self.coords_k if self.causal else None, self.probabilities_site, self.causal, None, None, False,
+            self.coords_k if self.causal else None, self.probabilities_site, self.causal, None, None, None,
             self.sequence_order,
         )  # fmt: skip
 

@@ -104,12 +104,15 @@ class SelfAttention(nn.Module):
         head_mask: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Context [T, H] and the probabilities of every sequence; head_mask: [B or 1, A, Sq or 1, Sk or 1], or None."""
-        table = None if self.position_embedding_type == "absolute" else self.distance_embedding.weight
+        relative_keys = relative_queries = None
+        if self.position_embedding_type != "absolute":
+            relative_keys = self.distance_embedding.weight[:, None].expand(-1, self.num_heads, -1)
+            relative_queries = relative_keys if self.position_embedding_type == "relative_key_query" else None
         tokens, dropout_p = call.tokens, 0.0 if call.seed is None else self.dropout_p
         arguments = attention.Attention(
             q, k, v, tokens.cu_seqlens, keys.cu_seqlens, tokens.keep.shape[1], keys.keep.shape[1], self.head_dim**-0.5,
-            dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias, table,
-            self.position_embedding_type == "relative_key_query", None,
+            dropout_p, call.seed, tokens.coords, keys.coords, self.site, causal, bias,
+            relative_keys, relative_queries, None,
         )  # fmt: skip
         out, _, probabilities = attention.attention_with_probabilities(arguments)
         if head_mask is not None and probabilities:

@@ -13,6 +13,7 @@ from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
 
 SEED = torch.tensor([-(2**61) + 12345])
 SITE = 9
+TABLES = {"C": "relative_keys", "P": "relative_queries"}  # letters as in reference/relative_positions.py
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class AttentionCase:
     where padding stood inside. cached: queries stand at the last positions of their keys, as in decoding. order:
     sequence i stands in row `order[i]` of the original batch, None: in row i. softmax_scale: None for 1 / sqrt(D).
     bias: None, or the letters of the dimensions that are not 1, out of "BAQK". removes: bias holds -inf for
-    some pairs, and for all keys of some queries. relative: "absolute", "relative_key" or "relative_key_query".
+    some pairs, and for all keys of some queries. relative: the letters of the tables of relative positions that
+    there are, out of "CP".
     """
 
     lengths: tuple[int, ...]
@@ -34,7 +36,7 @@ class AttentionCase:
     causal: bool = False
     bias: str | None = None
     removes: bool = False
-    relative: str = "absolute"
+    relative: str = ""
     holes: bool = False
     cached: bool = False
     softmax_scale: float | None = None
@@ -99,8 +101,8 @@ class AttentionCase:
             gone = torch.rand(shape, generator=generator) < 0.3
             gone |= torch.rand((*shape[:3], 1), generator=generator) < 0.2  # for these queries, all keys
             tensors["bias"] = tensors["bias"].masked_fill(gone, -torch.inf)
-        if self.relative != "absolute":
-            tensors["distance_table"] = normal(2 * max(full["Q"], full["K"]) + 1, self.head_dim)
+        for letter in self.relative:
+            tensors[TABLES[letter]] = normal(2 * max(full["Q"], full["K"]) + 1, self.num_heads, self.head_dim)
         return tensors
 
     def run(self, backend: str | None, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
@@ -127,7 +129,7 @@ class AttentionCase:
             **given, cu_seqlens_q=cu_q.to(device), max_seqlen_q=max(self.lengths, default=0),
             causal=self.causal, dropout_p=self.dropout_p, seed=SEED.to(device), coords_q=coords_q.to(device),
             coords_k=coords_k.to(device), site=SITE, softmax_scale=self.softmax_scale,
-            key_term=self.relative == "relative_key_query", backend=backend,
+            backend=backend,
         )  # fmt: skip
 
     def plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -157,12 +159,13 @@ class AttentionCase:
     ) -> Tensor:
         q, k = leaves["q"][of_q].transpose(0, 1), leaves["k"][of_k].transpose(0, 1)
         scores = q @ k.transpose(1, 2)
-        if "distance_table" in leaves:
-            table = leaves["distance_table"]
-            e = table[names[:, 1:] - places + (len(table) - 1) // 2]  # [Sq, Sk, D]
-            scores = scores + torch.einsum("aqd,qkd->aqk", q, e)
-            if self.relative == "relative_key_query":
-                scores = scores + torch.einsum("akd,qkd->aqk", k, e)
+        for letter in self.relative:
+            table = leaves[TABLES[letter]]
+            of_pairs = table[names[:, 1:] - places + (len(table) - 1) // 2]  # [Sq, Sk, A, D]
+            if letter == "C":
+                scores = scores + torch.einsum("aqd,qkad->aqk", q, of_pairs)
+            else:
+                scores = scores + torch.einsum("akd,qkad->aqk", k, of_pairs)
         scores = scores * self.scale
         if "bias" in leaves and len(names):
             scores = scores + _block(leaves["bias"], names, places)

@@ -89,14 +89,14 @@ def attention_bwd(
         dq_b, dk_b = dscores @ k, dscores.transpose(1, 2) @ q
         relative = _relative_positions(a, sequence)
         if relative is not None:
-            relative.add_gradients(dscores, q, k, dq_b, dk_b, totals.get("distance_table"))
+            relative.add_gradients(dscores, q, k, dq_b, dk_b, totals)
         dq[sequence.q], dk[sequence.k] = dq_b.transpose(0, 1), dk_b.transpose(0, 1)
     return made | {name: total.to(getattr(a, name).dtype) for name, total in totals.items()}
 
 
 def _native(a: Attention) -> ModuleType | None:
     """The extension if its routine can run this call, else None."""
-    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.distance_table is not None:
+    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.has_tables:
         return None
     return routines(a.q)
 
@@ -214,11 +214,11 @@ def _scores(a: Attention, q: Tensor, k: Tensor, sequence: _Sequence, dtype: torc
 
 def _relative_positions(a: Attention, sequence: _Sequence) -> RelativePositions | None:
     """Of one sequence, None where there are none or nothing to score."""
-    if a.distance_table is None or sequence.k.start == sequence.k.stop:
+    if not a.has_tables or sequence.k.start == sequence.k.stop:
         return None
     assert a.coords_q is not None and a.coords_k is not None
     positions = a.coords_q[sequence.q, 1], a.coords_k[sequence.k, 1]
-    return RelativePositions(a.distance_table, *positions, a.key_term)
+    return RelativePositions(a.relative_keys, a.relative_queries, *positions)
 
 
 def _kept(a: Attention, x: Tensor, sequence: _Sequence) -> Tensor | None:

@@ -190,8 +190,9 @@ def _extras(d: Tensors, heads: int, dim: int, lengths: list[int], longest: int) 
     if d.case.chance(0.25):
         full = (len(lengths), heads, reach, reach)
         extras["bias"] = d.normal(*(size if d.case.chance(0.6) else 1 for size in full))
-    if d.case.chance(0.2):
-        extras |= {"distance_table": d.normal(2 * reach - 1, dim), "key_term": d.case.chance(0.5)}
+    for name in ("relative_keys", "relative_queries"):
+        if d.case.chance(0.2):
+            extras[name] = d.normal(2 * reach - 1, heads, dim)
     return extras
 
 

@@ -15,7 +15,7 @@ from bert_fast.testing.compare import assert_close_to_truth
 
 OP = "attention"
 TOLERANCES = "triton_attention"
-EXTRAS = ("bias", "distance_table")
+EXTRAS = ("bias", "relative_keys", "relative_queries")
 
 
 def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> Attention:
@@ -40,7 +40,6 @@ def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> Attention:
         site=SITE if case.dropout_p else 0,
         causal=case.causal,
         **extras,
-        key_term=case.relative == "relative_key_query",
         sequence_order=None,
     )
 

@@ -85,7 +85,7 @@ def test_many_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("offset", [1, 100])
 def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[no-untyped-def]
     """As padding on the left makes them; the bias reaches farther than any token."""
-    case = AttentionCase((5, 36), head_dim=16, bias="QK", relative="relative_key", causal=True)
+    case = AttentionCase((5, 36), head_dim=16, bias="QK", relative="C", causal=True)
     inputs = case.inputs(torch.float32)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     size, reach = 36, slice(offset, offset + 36)
@@ -123,7 +123,7 @@ def test_layouts(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untype
 @pytest.mark.parametrize("missing", ["queries", "keys", "rows"])
 def test_nothing_is_read_past_the_end(kernels, missing: str) -> None:  # type: ignore[no-untyped-def]
     """A bias that does not reach all tokens, which no one checks on a GPU: foreign memory (here NaN) must not count."""
-    case = AttentionCase((9, 12), head_dim=16, bias="BAQK", relative="relative_key_query")
+    case = AttentionCase((9, 12), head_dim=16, bias="BAQK", relative="CP")
     inputs = case.inputs(torch.float32)
     rows, heads, queries, keys = inputs["bias"].shape
     shape = {"queries": (rows, heads, 3, keys), "keys": (rows, heads, queries, 3), "rows": (1, heads, queries, keys)}
@@ -198,13 +198,13 @@ def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: t
 
 @pytest.mark.parametrize("lengths", [((), None), ((0, 0), None), ((3, 2), (0, 0)), ((0, 0), (3, 2))], ids=str)
 def test_nothing_to_attend_to_or_with(kernels, lengths: Any) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase(*lengths, head_dim=16, bias="A", relative="relative_key_query", dropout_p=0.1)
+    case = AttentionCase(*lengths, head_dim=16, bias="A", relative="CP", dropout_p=0.1)
     results = check(kernels, case, torch.float32)
     assert not any(t.any() for name, t in results.items() if name != "lse")
 
 
 def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase((5,), head_dim=16, bias="A", relative="relative_key")
+    case = AttentionCase((5,), head_dim=16, bias="A", relative="C")
     inputs = case.inputs(torch.float32)
     a = arguments_of(case, inputs)
     out, lse = kernels.attention_fwd(a)

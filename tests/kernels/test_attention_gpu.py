@@ -82,9 +82,9 @@ EXTRAS = {
     "padding mask": dict(bias="BK", removes=True),
     "mask of all pairs": dict(bias="BQK", removes=True, causal=True),
     "bias of every head": dict(bias="AQK"),
-    "everything full": dict(bias="BAQK", relative="relative_key_query", holes=True),
-    "relative_key": dict(relative="relative_key"),
-    "relative_key_query": dict(relative="relative_key_query", causal=True),
+    "everything full": dict(bias="BAQK", relative="CP", holes=True),
+    "relative_key": dict(relative="C"),
+    "relative_key_query": dict(relative="CP", causal=True),
 }
 
 
@@ -116,7 +116,7 @@ def test_both_regimes_agree(kernels, monkeypatch, length, dropout_p, dtype):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_runs_repeat_bit_for_bit(kernels, lengths, causal, dtype):
-    extras = dict(bias="AQK", relative="relative_key_query") if max(lengths) == 512 else {}
+    extras = dict(bias="AQK", relative="CP") if max(lengths) == 512 else {}
     case = AttentionCase(lengths, None, 12, 64, dropout_p=0.1, causal=causal, **extras)
     a, dout = on_gpu(case, dtype)
     first = run(kernels, a, dout)

@@ -25,7 +25,7 @@ CASES = {
     "one token": AttentionCase((1,), num_heads=1, head_dim=16),
     "tiled": AttentionCase((150,), num_heads=2, head_dim=80, dropout_p=0.1),
     "causal": AttentionCase((20, 5), head_dim=16, causal=True, holes=True),
-    "extras": AttentionCase((7, 12), head_dim=16, bias="BAQK", removes=True, relative="relative_key"),
+    "extras": AttentionCase((7, 12), head_dim=16, bias="BAQK", removes=True, relative="C"),
     "no tokens": AttentionCase((0, 0)),
 }
 

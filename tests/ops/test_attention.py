@@ -71,13 +71,13 @@ def inputs(lengths: list[int], heads: int = 3, head_dim: int = 8) -> tuple[list[
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_gradcheck_in_fp64_through_the_registered_op(backend: str) -> None:
-    case = AttentionCase((3, 0, 2), head_dim=3, bias="BQK", relative="relative_key_query", holes=True, dropout_p=0.3)
+    case = AttentionCase((3, 0, 2), head_dim=3, bias="BQK", relative="CP", holes=True, dropout_p=0.3)
     leaves = {name: t.requires_grad_() for name, t in case.inputs(torch.float64).items() if name != "dout"}
 
     def function(*tensors: Tensor) -> Tensor:
         return ops.attention(
             **dict(zip(leaves, tensors, strict=True)), cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=3, dropout_p=0.3,
-            seed=torch.tensor([5]), coords_q=case.coords()[0], site=3, key_term=True, backend=backend,
+            seed=torch.tensor([5]), coords_q=case.coords()[0], site=3, backend=backend,
         )  # fmt: skip
 
     assert torch.autograd.gradcheck(function, tuple(leaves.values()))
@@ -119,7 +119,7 @@ def test_masks_follow_original_positions_when_padding_stands_inside() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_p_one_drops_everything(backend: str) -> None:
-    case = AttentionCase((4,), dropout_p=1.0, bias="BAQK", relative="relative_key")
+    case = AttentionCase((4,), dropout_p=1.0, bias="BAQK", relative="C")
     for name, tensor in case.run(backend, torch.float32).items():
         assert not tensor.any(), name
 
@@ -186,7 +186,7 @@ def test_parts_of_a_fused_buffer_are_not_copied(monkeypatch: pytest.MonkeyPatch)
 def test_runs_repeat_bit_for_bit() -> None:
     for case in (
         AttentionCase((33, 12), dropout_p=0.1),
-        AttentionCase((33, 12), dropout_p=0.1, bias="A", relative="relative_key_query"),
+        AttentionCase((33, 12), dropout_p=0.1, bias="A", relative="CP"),
     ):
         first, second = (case.run("torch", torch.float32) for _ in range(2))
         assert all(torch.equal(first[name], second[name]) for name in first)
@@ -225,9 +225,9 @@ class _Calls(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "distance_table"])
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "relative_keys", "relative_queries"])
 def test_only_wanted_gradients_are_made(wanted: str) -> None:
-    case = AttentionCase((3, 4), bias="K", relative="relative_key")
+    case = AttentionCase((3, 4), bias="K", relative="CP")
     given = {name: t for name, t in case.inputs(torch.float32).items() if name != "dout"}
     given[wanted].requires_grad_()
     with _Calls() as calls:
@@ -237,7 +237,7 @@ def test_only_wanted_gradients_are_made(wanted: str) -> None:
     assert [name for name, t in given.items() if t.grad is not None] == [wanted]
     torch.testing.assert_close(given[wanted].grad.shape, given[wanted].shape)
     (made,) = calls.results
-    for name, gradient in zip(("bias", "distance_table"), made[3:], strict=True):
+    for name, gradient in zip(("bias", "relative_keys", "relative_queries"), made[3:], strict=True):
         assert gradient.numel() == (given[name].numel() if name == wanted else 0)
 
 
@@ -252,10 +252,10 @@ def test_no_gradients_without_leaves_and_none_of_gradients() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
-    """q, k and v are cast; bias and an fp32 table keep their dtypes, and so do gradients."""
-    case = AttentionCase((5, 3), bias="BAQK", relative="relative_key_query", causal=True)
+    """q, k and v are cast; bias and fp32 tables keep their dtypes, and so do gradients."""
+    case = AttentionCase((5, 3), bias="BAQK", relative="CP", causal=True)
     leaves = {name: t.requires_grad_() for name, t in case.inputs(torch.float32).items() if name != "dout"}
-    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=5, causal=True, key_term=True)
+    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=5, causal=True)
     with torch.autocast("cpu", dtype):
         out = ops.attention(**leaves, **arguments)
     cast = {name: t.to(dtype) if name in "qkv" else t for name, t in leaves.items()}
@@ -270,10 +270,10 @@ def test_autocast(dtype: torch.dtype) -> None:
 def test_full_graph_compile_without_recompiling_for_other_sizes() -> None:
     """Other numbers of tokens, of sequences, other longest lengths, and with them other sizes of bias and table."""
 
-    def function(q, k, v, cu_seqlens, coords, longest, bias, table):
+    def function(q, k, v, cu_seqlens, coords, longest, bias, *tables):
         return ops.attention(
             q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=longest, dropout_p=0.2, seed=torch.tensor([1]),
-            coords_q=coords, site=9, bias=bias, distance_table=table, causal=True,
+            coords_q=coords, site=9, bias=bias, relative_keys=tables[0], relative_queries=tables[1], causal=True,
         ).relu()  # fmt: skip
 
     torch._dynamo.reset()
@@ -283,7 +283,7 @@ def test_full_graph_compile_without_recompiling_for_other_sizes() -> None:
         for lengths in ([4, 3, 7, 2], [6, 9], [11, 2, 0, 5, 7]):
             tensors, layout = inputs(lengths)
             longest = max(lengths)
-            extras = torch.randn(len(lengths), 1, 1, longest), torch.randn(2 * longest - 1, 8)
+            extras = torch.randn(len(lengths), 1, 1, longest), *torch.randn(2, 2 * longest - 1, 3, 8)
             tensors += [t.requires_grad_() for t in extras]
             arguments = (*tensors[:3], *(layout[n] for n in ("cu_seqlens_q", "coords_q", "max_seqlen_q")), *extras)
             results = [f(*arguments) for f in (compiled, function)]

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import ops
-from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.attention import TABLES, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.torch.attention import attention_bwd, attention_fwd
 from tests.attention_records import plain_attention
@@ -21,9 +21,7 @@ LAYOUTS = [
 ]
 COMBINATIONS = [
     dict(bias=bias, relative=relative, causal=causal)
-    for bias, relative, causal in itertools.product(
-        (None, "BAQK"), ("absolute", "relative_key", "relative_key_query"), (False, True)
-    )
+    for bias, relative, causal in itertools.product((None, "BAQK"), ("", "C", "P", "CP"), (False, True))
 ]
 
 
@@ -62,7 +60,7 @@ def test_broadcast_shapes(letters: str, backend: str) -> None:
 def test_removed_keys_and_queries(letters: str, causal: bool, backend: str) -> None:
     """-inf in the bias, for all keys of some queries too: exactly 0, and no gradient there is NaN."""
     for layout in LAYOUTS:
-        case = AttentionCase(**layout, bias=letters, removes=True, causal=causal, relative="relative_key")
+        case = AttentionCase(**layout, bias=letters, removes=True, causal=causal, relative="C")
         check(case, backend, torch.float32)
         removed = case.inputs(torch.float32)["bias"] == -torch.inf
         assert removed.any() and not case.run(backend, torch.float32)["dbias"][removed].any()
@@ -89,11 +87,29 @@ def test_any_strides_and_dtypes_of_bias() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_one_table_for_all_heads_and_both_terms(dtype: torch.dtype, backend: str) -> None:
+    """Expanded, as BERT's relative_key_query has it; its gradient is the sum over heads and both terms."""
+    case = AttentionCase((5, 0, 7), num_heads=3, relative="CP", holes=True, dropout_p=0.1)
+    inputs = case.inputs(dtype)
+    table = torch.randn(len(inputs["relative_keys"]), case.head_dim).to(dtype).requires_grad_()
+    shared = table[:, None].expand(-1, case.num_heads, -1)
+    apart = {name: shared.detach().clone().requires_grad_() for name in TABLES.values()}
+    tensors = {name: inputs[name] for name in "qkv"}
+    one = case.attend(backend, tensors | dict.fromkeys(TABLES.values(), shared))
+    other = case.attend(backend, tensors | apart)
+    torch.testing.assert_close(one, other)
+    one.backward(inputs["dout"])
+    other.backward(inputs["dout"])
+    torch.testing.assert_close(table.grad, sum(t.grad for t in apart.values()).sum(1))
+
+
 def test_names_of_tokens_default_to_sequence_and_index() -> None:
-    case = AttentionCase((5, 0, 7), bias="BQK", relative="relative_key_query", causal=True)
+    case = AttentionCase((5, 0, 7), bias="BQK", relative="CP", causal=True)
     given = case.inputs(torch.float32)
     given.pop("dout")
-    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7, causal=True, key_term=True)
+    arguments = dict(cu_seqlens_q=case.cu_seqlens()[0], max_seqlen_q=7, causal=True)
     named = ops.attention(**given, **arguments, coords_q=case.coords()[0])
     assert torch.equal(ops.attention(**given, **arguments), named)
 
@@ -112,20 +128,20 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("key_term", [False, True])
-def test_relative_positions_need_no_tensor_of_all_pairs(key_term: bool) -> None:
+@pytest.mark.parametrize("wanted", [{"relative_keys"}, {"relative_queries"}, {"relative_keys", "relative_queries"}])
+def test_relative_positions_need_no_tensor_of_all_pairs(wanted: set[str]) -> None:
     """Nothing larger than the scores [A, S, S] of one sequence is made, forward and backward."""
-    length, heads, head_dim = 96, 4, 64
+    length, heads, head_dim = 96, 4, 16
     q, k, v, dout = (torch.randn(length, heads, head_dim) for _ in range(4))
-    table, cu_seqlens = torch.randn(2 * length + 5, head_dim), torch.tensor([0, length], dtype=torch.int32)
+    tables = {name: torch.randn(2 * length + 5, heads, head_dim) for name in wanted}
+    cu_seqlens = torch.tensor([0, length], dtype=torch.int32)
     coords = torch.stack((torch.zeros(length), torch.arange(length)), 1).int()
     a = plain_attention(
-        q, k, v, cu_seqlens, length, softmax_scale=0.1, coords_q=coords, coords_k=coords, distance_table=table,
-        key_term=key_term,
+        q, k, v, cu_seqlens, length, softmax_scale=0.1, coords_q=coords, coords_k=coords, **tables
     )  # fmt: skip
     with Largest() as largest:
         out, lse = attention_fwd(a)
-        attention_bwd(a, dout, out, lse, {"distance_table"})
+        attention_bwd(a, dout, out, lse, wanted)
     assert largest.elements == heads * length * length
 
 

@@ -14,7 +14,7 @@ from tests.attention_records import plain_attention
 CU = torch.tensor([0, 3, 5], dtype=torch.int32)
 COORDS = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]], dtype=torch.int32)
 X = torch.zeros(5, 4, 8)
-TABLE = torch.zeros(5, 8)
+TABLE = torch.zeros(5, 4, 8)
 META = torch.device("meta")
 
 
@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         OTHER_KEYS | {"causal": True},
         ValueError,
-        r"coords_k: expected a Tensor \[T, 2\] where causal, bias or distance_table is given, got None",
+        r"coords_k: expected a Tensor \[T, 2\] where causal, bias or relative positions are given, got None",
     ),
     (
         {"causal": True, "coords_q": COORDS - 1},
@@ -120,20 +120,25 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bias": torch.ones(2, 1, 2, 1)}, ValueError, r"bias: expected at least .*, got \[2, 1, 2, 1\]"),
     ({"bias": torch.zeros(2, 1, 1, 3), "coords_q": COORDS + 1}, ValueError, "bias: expected at least .3 or 1, A or 1"),
     # relative positions
-    ({"distance_table": TABLE[:, :4]}, ValueError, r"distance_table: expected shape \[2M - 1, 8\], got \[5, 4\]"),
-    (
-        {"distance_table": TABLE[:4]},
-        ValueError,
-        r"distance_table: expected an odd number of rows \(2M - 1\), got \[4, 8\]",
+    *(
+        ({name: table}, error, message.format(name))
+        for name in ("relative_keys", "relative_queries")
+        for table, error, message in (
+            (TABLE[..., :4], ValueError, r"{}: expected shape \[2M - 1, 4, 8\], got \[5, 4, 4\]"),
+            (TABLE[:, :1], ValueError, r"{}: expected shape \[2M - 1, 4, 8\], got \[5, 1, 8\]"),
+            (TABLE[:, 0], ValueError, r"{}: expected shape \[2M - 1, 4, 8\], got \[5, 8\]"),
+            (TABLE[:4], ValueError, r"{}: expected an odd number of rows \(2M - 1\), got \[4, 4, 8\]"),
+            (TABLE[:3], ValueError, r"{}: expected at least 5 rows for positions 2 apart, got \[3, 4, 8\]"),
+            (TABLE.half(), TypeError, "{}: expected dtype float32, got float16"),
+            (TABLE.to(META), ValueError, "{}: expected device cpu"),
+            ([1], TypeError, "{}: expected a Tensor, got list"),
+        )
     ),
     (
-        {"distance_table": TABLE[:3]},
+        {"relative_keys": TABLE, "relative_queries": TABLE.new_zeros(7, 4, 8)},
         ValueError,
-        r"distance_table: expected at least 5 rows for positions 2 apart, got \[3, 8\]",
+        r"relative_queries: expected 5 rows \(those of relative_keys\), got \[7, 4, 8\]",
     ),
-    ({"distance_table": TABLE.half()}, TypeError, "distance_table: expected dtype float32, got float16"),
-    ({"distance_table": TABLE.to(META)}, ValueError, "distance_table: expected device cpu"),
-    ({"key_term": True}, ValueError, r"distance_table: expected a Tensor \[2M - 1, D\] where key_term is True, got"),
     # the order of work
     ({"sequence_order": CU}, ValueError, r"sequence_order: expected shape \[2\], got \[3\]"),
     ({"sequence_order": CU[:2].long()}, TypeError, "sequence_order: expected dtype int32, got int64"),
@@ -154,8 +159,8 @@ def test_the_good_call_is_good() -> None:
     call()
     call(**DROPOUT)
     call(**OTHER_KEYS)
-    extras = dict(bias=torch.zeros(2, 4, 3, 3), distance_table=TABLE)
-    call(**extras, causal=True, key_term=True, sequence_order=torch.tensor([0, 1], dtype=torch.int32))
+    extras = dict(bias=torch.zeros(2, 4, 3, 3), relative_keys=TABLE, relative_queries=TABLE)
+    call(**extras, causal=True, sequence_order=torch.tensor([0, 1], dtype=torch.int32))
 
 
 def test_more_tokens_than_offsets_can_count() -> None:

@@ -14,6 +14,7 @@ from bert_fast.testing.attention import AttentionCase
 
 SEED = torch.tensor([2**61 - 9])
 HEADS, HEAD_DIM = 2, 16
+OF_TOKENS = ("q", "k", "v", "dout")
 # right padding, left padding, a hole, nothing, everything
 KEEP = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [0] * 5, [1] * 5]).bool()
 FEATURES: dict[str, dict[str, Any]] = {
@@ -22,7 +23,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "causal": dict(causal=True),
     "bias": dict(bias=torch.randn(5, HEADS, 5, 5)),
     "bias of keys": dict(bias=torch.randn(5, 1, 1, 5)),
-    "relative": dict(distance_table=torch.randn(9, HEAD_DIM), key_term=True),
+    "relative": dict(relative_keys=torch.randn(9, HEADS, HEAD_DIM), relative_queries=torch.randn(9, HEADS, HEAD_DIM)),
 }
 
 
@@ -41,9 +42,10 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, **features: Any) -> 
     position = torch.arange(length)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, A, S, D]
     scores = q @ k.transpose(2, 3)
-    if "distance_table" in features:
-        e = features["distance_table"][position[:, None] - position + length - 1]
-        scores = scores + torch.einsum("basd,std->bast", q, e) + torch.einsum("batd,std->bast", k, e)
+    if "relative_keys" in features:
+        rows = position[:, None] - position + length - 1
+        c, p = features["relative_keys"][rows], features["relative_queries"][rows]
+        scores = scores + torch.einsum("basd,stad->bast", q, c) + torch.einsum("batd,stad->bast", k, p)
     scores = scores * HEAD_DIM**-0.5 + features.get("bias", torch.zeros(()))
     if features.get("causal"):
         scores = scores.masked_fill(position > position[:, None], -torch.inf)
@@ -171,20 +173,18 @@ def test_everything_masked_gives_zero() -> None:
 @pytest.mark.parametrize("lengths", [(1,), (5, 1, 3), (4, 0, 7), (17, 31)], ids=str)
 def test_right_padding_of_packed_cases(lengths: tuple[int, ...]) -> None:
     """The cases of the packed tests, padded: same output and gradients."""
-    case = AttentionCase(lengths, bias="BAQK", relative="relative_key_query", dropout_p=0.2)
+    case = AttentionCase(lengths, bias="BAQK", relative="CP", dropout_p=0.2)
     packed, inputs = case.run("torch", torch.float32), case.inputs(torch.float32)
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    extras = {name: t.requires_grad_() for name, t in inputs.items() if t.dim() != 3}
+    extras = {name: t.requires_grad_() for name, t in inputs.items() if name not in OF_TOKENS}
     tensors = {
         name: torch.full((*keep.shape, *t.shape[1:]), torch.nan).index_put((keep.nonzero(as_tuple=True)), t)
         for name, t in inputs.items()
-        if t.dim() == 3
+        if name in OF_TOKENS
     }
     dout = tensors.pop("dout")
     given = {name: t.requires_grad_() for name, t in itertools.chain(tensors.items(), extras.items())}
-    out = ops.attention_padded(
-        **given, keep_mask=keep, dropout_p=0.2, seed=torch.tensor([-(2**61) + 12345]), site=9, key_term=True
-    )
+    out = ops.attention_padded(**given, keep_mask=keep, dropout_p=0.2, seed=torch.tensor([-(2**61) + 12345]), site=9)
     assert torch.equal(out[keep], packed["out"])
     gradients = torch.autograd.grad(out, list(given.values()), dout)
     for name, gradient in zip(given, gradients, strict=True):

@@ -12,9 +12,7 @@ from tests.attention_records import plain_attention
 SEED = torch.tensor([12])
 CASES = {
     "plain": AttentionCase((3, 0, 5)),
-    "everything": AttentionCase(
-        (3, 0, 5), bias="BAQK", relative="relative_key_query", holes=True, causal=True, dropout_p=0.3
-    ),
+    "everything": AttentionCase((3, 0, 5), bias="BAQK", relative="CP", holes=True, causal=True, dropout_p=0.3),
     "other keys": AttentionCase((3, 2, 0), (5, 0, 4), bias="K", dropout_p=0.3),
     "no sequences": AttentionCase(()),
 }
@@ -26,7 +24,6 @@ def arguments_of(case: AttentionCase) -> dict:
     return keys | dict(
         cu_seqlens_q=cu_q, max_seqlen_q=max(case.lengths, default=0), coords_q=coords_q, coords_k=coords_k,
         causal=case.causal, dropout_p=case.dropout_p, seed=SEED, site=4,
-        key_term=case.relative == "relative_key_query",
     )  # fmt: skip
 
 
@@ -43,7 +40,7 @@ def test_equal_to_the_reference(name: str, dtype: torch.dtype) -> None:
     (cu_q, cu_k), (coords_q, coords_k) = case.cu_seqlens(), case.coords()
     a = plain_attention(
         **leaves, cu_seqlens=cu_q, cu_seqlens_k=cu_k, max_seqlen=5, dropout_p=case.dropout_p, seed=SEED,
-        coords_q=coords_q, coords_k=coords_k, site=4, causal=case.causal, key_term=given["key_term"],
+        coords_q=coords_q, coords_k=coords_k, site=4, causal=case.causal,
     )  # fmt: skip
     wanted_out, _, wanted = reference(a)
     assert torch.equal(out, wanted_out) and len(probabilities) == len(wanted) == len(case.lengths)

@@ -21,7 +21,7 @@ CASES = {
     "causal": AttentionCase((7, 12), causal=True, holes=True, dropout_p=0.1),
     "bias": AttentionCase((7, 0, 12), bias="BAQK", removes=True),
     "bias of rows": AttentionCase((7, 12), bias="BA", dropout_p=0.2, order=(1, 0)),
-    "relative positions": AttentionCase((7, 12), relative="relative_key_query", bias="BK", holes=True),
+    "relative positions": AttentionCase((7, 12), relative="CP", bias="BK", holes=True),
     "a scale": AttentionCase((4, 3), softmax_scale=0.3, head_dim=1, num_heads=1),
     "wide heads": AttentionCase((4, 3), head_dim=264, num_heads=1),
 }
@@ -33,7 +33,7 @@ LAYOUTS = {
     "a part of more": lambda t: torch.cat((t, t), dim=1)[:, :3],
     "expanded": lambda t: t[:1].expand_as(t),
 }
-EXTRAS = ("bias", "distance_table")
+EXTRAS = ("bias", "relative_keys", "relative_queries")
 
 
 def call(case: AttentionCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Tensor]]:
@@ -41,8 +41,7 @@ def call(case: AttentionCase, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[
     inputs = case.inputs(dtype)
     extras = {name: inputs[name].requires_grad_() for name in EXTRAS if name in inputs}
     common = dict(
-        causal=case.causal, dropout_p=case.dropout_p, seed=SEED, site=SITE, softmax_scale=case.softmax_scale,
-        key_term=case.relative == "relative_key_query", **extras,
+        causal=case.causal, dropout_p=case.dropout_p, seed=SEED, site=SITE, softmax_scale=case.softmax_scale, **extras,
     )  # fmt: skip
     return torch.stack([inputs[name] for name in "qkv"], dim=1), inputs["dout"], common, extras
 
@@ -83,7 +82,7 @@ def test_any_strides(layout: str, backend: str) -> None:
 
 
 def test_gradcheck() -> None:
-    case = AttentionCase((3, 0, 2), bias="BQK", relative="relative_key", holes=True, dropout_p=0.3)
+    case = AttentionCase((3, 0, 2), bias="BQK", relative="C", holes=True, dropout_p=0.3)
     qkv, _, common, extras = call(case, torch.float64)
     rest = {name: value for name, value in common.items() if name not in extras}
 
@@ -167,7 +166,10 @@ GIVEN: dict[str, Any] = dict(qkv=QKV, cu_seqlens=CU, max_seqlen=3)
          "coords: expected one row and rising positions"),
         ({"bias": torch.zeros(1, 3, 1, 1)}, ValueError, "bias: expected 1 or 2 heads in dimension 1"),
         ({"bias": torch.zeros(1, 1, 1, 1).to("meta")}, ValueError, r"bias: expected device cpu \(that of qkv\)"),
-        ({"key_term": True}, ValueError, "distance_table: expected a Tensor"),
+        ({"relative_keys": torch.zeros(3, 1, 4)}, ValueError,
+         r"relative_keys: expected shape \[2M - 1, 2, 4\], got \[3, 1, 4\]"),
+        ({"relative_queries": torch.zeros(3, 2, 4)}, ValueError,
+         "relative_queries: expected at least 5 rows for positions 2 apart"),
         ({"backend": "cuda"}, Exception, "backend: expected one of"),
     ],
 )  # fmt: skip

@@ -47,10 +47,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: i
 
 
 def attention_with_extras(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, order: Tensor,
-                          bias: Tensor, distance_table: Tensor) -> Tensor:  # fmt: skip
+                          bias: Tensor, relative_keys: Tensor, relative_queries: Tensor) -> Tensor:  # fmt: skip
     return ops.attention(
         q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=max_seqlen, causal=True, bias=bias,
-        distance_table=distance_table, key_term=True, sequence_order=order,
+        relative_keys=relative_keys, relative_queries=relative_queries, sequence_order=order,
     )  # fmt: skip
 
 
@@ -61,10 +61,10 @@ def attention_qkv(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, coords: Tens
 
 
 def attention_qkv_with_extras(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, bias: Tensor,
-                              distance_table: Tensor) -> Tensor:  # fmt: skip
+                              relative_keys: Tensor, relative_queries: Tensor) -> Tensor:  # fmt: skip
     return ops.attention_qkv(
-        qkv, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, causal=True, bias=bias, distance_table=distance_table,
-        key_term=True,
+        qkv, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, causal=True, bias=bias,
+        relative_keys=relative_keys, relative_queries=relative_queries,
     )  # fmt: skip
 
 
@@ -73,9 +73,14 @@ def attention_arguments(tokens: int) -> tuple[Any, ...]:
     return *(leaf(tokens, 2, 8) for _ in range(3)), cu_seqlens, tokens - 2, coords_of(tokens)
 
 
+def tables(tokens: int) -> tuple[Tensor, Tensor]:
+    """Of relative positions."""
+    return leaf(2 * tokens - 1, 2, 8), leaf(2 * tokens - 1, 2, 8)
+
+
 def attention_extras_arguments(tokens: int) -> tuple[Any, ...]:
     *of_attention, _ = attention_arguments(tokens)
-    extras = leaf(2, 1, tokens, tokens), leaf(2 * tokens - 1, 8)
+    extras = leaf(2, 1, tokens, tokens), *tables(tokens)
     return *of_attention, torch.tensor([1, 0], dtype=torch.int32), *extras
 
 
@@ -85,7 +90,7 @@ def attention_qkv_arguments(tokens: int) -> tuple[Any, ...]:
 
 def attention_qkv_extras_arguments(tokens: int) -> tuple[Any, ...]:
     *of_attention, _ = attention_qkv_arguments(tokens)
-    return *of_attention, leaf(2, 1, tokens, tokens), leaf(2 * tokens - 1, 8)
+    return *of_attention, leaf(2, 1, tokens, tokens), *tables(tokens)
 
 
 def dropout_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor, coords: Tensor):

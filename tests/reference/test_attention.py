@@ -21,7 +21,7 @@ HEADS, HEAD_DIM = 2, 3
 SCALE = 1 / math.sqrt(HEAD_DIM)
 ROWS = 4  # rows of the batch that the ragged sequences below come from
 LENGTH = 6  # and its padded length
-EXTRAS = ("bias", "distance_table")
+EXTRAS = ("bias", "relative_keys", "relative_queries")
 GRADIENTS = ("q", "k", "v", *EXTRAS)
 
 
@@ -63,7 +63,7 @@ def _attention(
     )
 
 
-def _gradcheck(packing=FEW, keys=None, bias=None, table=None, **others) -> None:
+def _gradcheck(packing=FEW, keys=None, extras=(None, None, None), **others) -> None:
     def forward(*tensors):
         q, k, v, *extras = (None if t is None else t.detach() for t in tensors)
         a = _attention(q, k, v, packing, keys, **dict(zip(EXTRAS, extras, strict=True)), **others)
@@ -78,7 +78,7 @@ def _gradcheck(packing=FEW, keys=None, bias=None, table=None, **others) -> None:
 
     num_queries, num_keys = int(packing[0][-1]), int((keys or packing)[0][-1])
     q, k, v = _rand(num_queries, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM), _rand(num_keys, HEADS, HEAD_DIM)
-    assert torch.autograd.gradcheck(explicit_function(forward, backward), (q, k, v, bias, table))
+    assert torch.autograd.gradcheck(explicit_function(forward, backward), (q, k, v, *extras))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -95,40 +95,61 @@ def test_gradcheck_other_keys(dropout_p: float, causal: bool) -> None:
 
 @pytest.mark.parametrize("shape", BIAS.values(), ids=BIAS)
 def test_gradcheck_bias(shape: tuple[int, ...]) -> None:
-    _gradcheck(bias=_rand(*shape))
+    _gradcheck(extras=(_rand(*shape), None, None))
 
 
-@pytest.mark.parametrize("key_term", [False, True])
-def test_gradcheck_relative_positions(key_term: bool) -> None:
-    _gradcheck(table=_rand(2 * LENGTH - 1, HEAD_DIM), key_term=key_term)
+def _tables(letters: str, length: int = LENGTH) -> list[Tensor | None]:
+    """relative_keys where "C" is asked for and relative_queries where "P" is, of tokens up to length - 1 apart."""
+    return [_rand(2 * length - 1, HEADS, HEAD_DIM) if letter in letters else None for letter in "CP"]
+
+
+@pytest.mark.parametrize("letters", ["C", "P", "CP"])
+def test_gradcheck_relative_positions(letters: str) -> None:
+    _gradcheck(extras=(None, *_tables(letters)))
 
 
 def test_gradcheck_everything_at_once() -> None:
-    bias, table = _rand(ROWS, HEADS, LENGTH, LENGTH), _rand(2 * LENGTH - 1, HEAD_DIM)
-    _gradcheck(keys=RAGGED_KEYS, dropout_p=0.3, causal=True, key_term=True, bias=bias, table=table)
+    extras = _rand(ROWS, HEADS, LENGTH, LENGTH), *_tables("CP")
+    _gradcheck(keys=RAGGED_KEYS, dropout_p=0.3, causal=True, extras=extras)
+
+
+@pytest.mark.parametrize("letters", ["C", "P", "CP"])
+def test_equals_deberta_written_out(letters: str) -> None:
+    """Every pair of tokens by itself: q_i . C[d] and k_j . P[d] of the head, at d = p_i - r_j."""
+    cu, coords = RAGGED
+    q, k, v = (_rand(int(cu[-1]), HEADS, HEAD_DIM).detach() for _ in range(3))
+    c, p = _tables(letters)
+    out, _ = attention_fwd(_attention(q, k, v, relative_keys=c, relative_queries=p))
+    for start, end in itertools.pairwise(cu.tolist()):
+        for i, head in itertools.product(range(start, end), range(HEADS)):
+            scores = []
+            for j in range(start, end):
+                row = int(coords[i, 1] - coords[j, 1]) + LENGTH - 1
+                score = q[i, head] @ k[j, head]
+                score = score if c is None else score + q[i, head] @ c[row, head]
+                scores.append(score if p is None else score + k[j, head] @ p[row, head])
+            expected = (torch.stack(scores) * SCALE).softmax(0) @ v[start:end, head]
+            torch.testing.assert_close(out[i, head], expected)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("relative", [None, "relative_key", "relative_key_query"])
+@pytest.mark.parametrize("letters", ["", "C", "P", "CP"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
-def test_gradcheck_of_all_combinations(has_bias: bool, relative: str | None, causal: bool, dropout_p: float) -> None:
+def test_gradcheck_of_all_combinations(has_bias: bool, letters: str, causal: bool, dropout_p: float) -> None:
     """Small ones, dropout among them; those above are larger."""
     _gradcheck(
         _pack([[0], [1, 2]]),
         _pack([[0, 1], [1]]),
         dropout_p=dropout_p,
         causal=causal,
-        key_term=relative == "relative_key_query",
-        bias=_rand(2, 1, 3, 3) if has_bias else None,
-        table=_rand(5, HEAD_DIM) if relative else None,
+        extras=(_rand(2, 1, 3, 3) if has_bias else None, *_tables(letters, 3)),
     )
 
 
 def test_no_gradient_is_made_that_is_not_wanted() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
-    bias, table = torch.randn(1, 1, 1, 1), torch.randn(2 * LENGTH - 1, HEAD_DIM)
-    a = _attention(q, k, v, bias=bias, distance_table=table, key_term=True)
+    a = _attention(q, k, v, **dict(zip(EXTRAS, (torch.randn(1, 1, 1, 1), *_tables("CP")), strict=True)))
     out, lse = attention_fwd(a)
     for size in range(len(EXTRAS) + 1):
         for wants in itertools.combinations(EXTRAS, size):
@@ -201,8 +222,8 @@ def test_equals_scaled_dot_product_attention() -> None:
 def test_without_coords_tokens_are_counted_from_zero() -> None:
     cu, coords = _pack([[0, 1, 2], [], [0, 1]])
     q, k, v = torch.randn(3, 5, HEADS, HEAD_DIM).unbind()
-    bias, table = torch.randn(3, HEADS, 3, 3), torch.randn(5, HEAD_DIM)
-    a = _attention(q, k, v, (cu, coords), causal=True, bias=bias, distance_table=table, key_term=True)
+    extras = dict(zip(EXTRAS, (torch.randn(3, HEADS, 3, 3), *_tables("CP", 3)), strict=True))
+    a = _attention(q, k, v, (cu, coords), causal=True, **extras)
     named, counted = attention_fwd(a), attention_fwd(a._replace(coords_q=None, coords_k=None))
     assert torch.equal(named[0], counted[0]) and torch.equal(named[1], counted[1])
 
@@ -256,9 +277,8 @@ def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
     q, k, v = (torch.randn(n, HEADS, HEAD_DIM) for n in (num_queries, num_keys, num_keys))
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (num_queries, num_keys))
     coords_q, coords_k = (torch.stack([torch.zeros(n), torch.arange(n)], 1).int() for n in (num_queries, num_keys))
-    bias, table = torch.randn(1, 1, 4, 4), torch.randn(7, HEAD_DIM)
     a = _attention(q, k, v, (cu_q, coords_q), (cu_k, coords_k), dropout_p=0.1)
-    a = a._replace(bias=bias, distance_table=table)
+    a = a._replace(**dict(zip(EXTRAS, (torch.randn(1, 1, 4, 4), *_tables("CP", 4)), strict=True)))
     out, lse = attention_fwd(a)
     made = attention_bwd(a, torch.ones_like(out), out, lse, {*EXTRAS})
     if num_keys == 0 or num_queries == 0:
@@ -279,8 +299,9 @@ def test_no_sequences() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtypes(dtype: torch.dtype) -> None:
     q, k, v, dout = torch.randn(4, 12, HEADS, HEAD_DIM).to(dtype).unbind()
-    a = _attention(q, k, v, dropout_p=0.1, bias=torch.randn(ROWS, 1, LENGTH, LENGTH), key_term=True)
-    a = a._replace(distance_table=torch.randn(2 * LENGTH - 1, HEAD_DIM))
+    a = _attention(q, k, v, dropout_p=0.1, bias=torch.randn(ROWS, 1, LENGTH, LENGTH))
+    a = a._replace(relative_keys=torch.randn(2 * LENGTH - 1, HEADS, HEAD_DIM))
+    a = a._replace(relative_queries=torch.randn_like(a.relative_keys))
     out, lse = attention_fwd(a)
     truth, _ = attention_fwd(a._replace(q=q.double(), k=k.double(), v=v.double()))
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)

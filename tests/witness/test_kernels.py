@@ -53,7 +53,7 @@ def test_rows_of_any_width(dtype: torch.dtype, hidden_size: int, lead: int) -> N
     [
         (90, AttentionCase((64, 5), num_heads=1, head_dim=64, dropout_p=0.1)),
         (90, AttentionCase((150, 3), num_heads=1, head_dim=64, dropout_p=0.1)),
-        (90, AttentionCase((40, 3), num_heads=1, head_dim=64, relative="relative_key", holes=True)),
+        (90, AttentionCase((40, 3), num_heads=1, head_dim=64, relative="C", holes=True)),
         (80, AttentionCase((130,), num_heads=1, head_dim=32, dropout_p=0.1)),
     ],
     ids=["whole heads", "tiles", "relative positions", "sm_80"],
