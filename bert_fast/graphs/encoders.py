@@ -39,7 +39,8 @@ class EncoderGraphs:
     tensors. Dropout has the masks of the same call without graphs, as their seed is an input. A call runs as it is
 
     - where layers are looked into: hooks, replaced `forward`s, hidden states, attention probabilities, caches, biases,
-      rotary or relative positions, head masks, checkpointing, `torch.compile`, modes, a graph that is being captured around it;
+      rotary or relative positions, head masks, checkpointing, `torch.compile`, modes, a graph that is being captured
+      around it;
     - between a forward pass and its backward pass, as the graphs of all budgets share their memory.
 
     Parameters that moved, or whose requires_grad changed, modes of modules and autocast have graphs of their own; after
@@ -118,8 +119,8 @@ class EncoderGraphs:
 
     def _may_replay(self, encoder: Any, x: Tensor, call: Call) -> bool:
         extras = (
-            call.keys, call.rotary, call.relative, call.bias, call.head_mask, call.cache, call.hidden_states, call.attentions,
-            call.memory_packing, call.cross_attentions,
+            call.keys, call.rotary, call.relative, call.bias, call.head_mask, call.cache, call.hidden_states,
+            call.attentions, call.memory_packing, call.cross_attentions,
         )  # fmt: skip
         return (
             type(x) is Tensor

@@ -58,7 +58,9 @@ class FusedDisentangledEncoder(FusedEncoder):
         if packing.padded_shape is not None:
             length = packing.padded_shape[1]
         else:  # max_seqlen may be any number
-            length = packing.max_seqlen if torch.compiler.is_compiling() else min(packing.max_seqlen, packing.num_tokens)
+            length = (
+                packing.max_seqlen if torch.compiler.is_compiling() else min(packing.max_seqlen, packing.num_tokens)
+            )
         if torch.compiler.is_compiling():
             return RelativeEmbeddings(weight, norm, _rows(length, *bounds, buckets).to(device), 0, num_rows)
         return RelativeEmbeddings(weight, norm, *_rows_on(device, length, *bounds, buckets))
@@ -92,7 +94,8 @@ class FusedDisentangledModel(FusedModel):
             yield f"z_steps: {self.z_steps}, which run the last layer again"
 
     def _drops(self) -> bool:
-        parts = [one for one in self.modules() if isinstance(one, PackedDisentangledAttention)]
+        modules: Any = self.modules()  # type: ignore[attr-defined]
+        parts = [one for one in modules if isinstance(one, PackedDisentangledAttention)]
         return super()._drops() or any(one.position_dropout_p for one in parts)
 
 
@@ -101,7 +104,8 @@ class _WordHead(PackedPredictionHead, PackedPredictionTransform):
 
     def __init__(self, head: Any, words: nn.Module) -> None:
         self.dense, self.LayerNorm, self.hidden_act = head.dense, head.LayerNorm, fused_name(head.transform_act_fn)
-        self._words, self._bias = words, head.bias
+        self._words: Any = words
+        self._bias = head.bias
 
     def transform(self, x: Tensor, *, call: Any = None) -> Tensor:
         """[M, H] to [M, H]."""

@@ -26,7 +26,6 @@ from bert_fast.huggingface.same_tokenizer import same_tokenizer
 from bert_fast.huggingface.sentence_pooling import TokenFeatures, pool
 from bert_fast.huggingface.word_heads import FusedForMaskedLM
 from bert_fast.modules.call import Call, first_rows, first_tokens
-from bert_fast.modules.fusable import is_plain
 from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.tokenization import PackedBatch

@@ -4,9 +4,9 @@ With e_d the embedding of distance d = i - j, and K and Q linear layers of the a
 
     score[i, j] = (q_i . k_j + q_i . K(e_d) + k_j . Q(e_d)) / sqrt(D * number of terms)
 
-The published terms are called content-to-content, "c2p" and "p2c". All layers of a model share the embeddings. Distances
-beyond a bound, and in version 2 neighbouring large distances, share one embedding too; so a layer projects each embedding
-once, and then copies the result to all distances that use it.
+The published terms are called content-to-content, "c2p" and "p2c". All layers of a model share the embeddings.
+Distances beyond a bound, and in version 2 neighbouring large distances, share one embedding too. So a layer projects
+each embedding once, and then copies the result to all distances that use it.
 """
 
 import functools
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from bert_fast.modules.attention import PackedSelfAttention
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import is_plain, joined_products, plain_linear
+from bert_fast.modules.fusable import is_plain, plain_linear
 from bert_fast.modules.residual_norm import is_plain_norm
 from bert_fast.ops.dropout import DropoutSite, dropout, dropout_site
 from bert_fast.ops.layer_norm import layer_norm
@@ -89,26 +89,19 @@ class PackedDisentangledAttention(PackedSelfAttention):
 
     def _scoring(self, call: Call) -> dict[str, Any]:
         found: dict[str, Any] = {"softmax_scale": _scale(self.head_dim, 1 + len(self.position_terms))}
-        relative = call.relative
-        if relative is None:
+        relative, shares, layers = call.relative, self.shares_projections, {}
+        if "c2p" in self.position_terms:
+            layers["relative_keys"] = self.key if shares else self.position_key
+        if "p2c" in self.position_terms:
+            layers["relative_queries"] = self.query if shares else self.position_query
+        if relative is None or not layers:
             return found
-        shared = self.shares_projections
-        layers = {
-            "relative_keys": (self.key if shared else self.position_key) if "c2p" in self.position_terms else None,
-            "relative_queries": (self.query if shared else self.position_query) if "p2c" in self.position_terms else None,
-        }
-        used = {name: layer for name, layer in layers.items() if layer is not None}
-        if not used:
-            return found
-        if not all(map(is_plain, used.values())):
+        if not all(map(is_plain, layers.values())):
             relative = relative.whole()
         p = 0.0 if call.seed is None else self.position_dropout_p
-        # The embeddings themselves drop at this kind of site too: as of layer 0.
+        # Embeddings of tokens drop at this kind of site too, as those of layer 0.
         x = relative.embeddings(p, dropout_site(DropoutSite.EMBEDDING, self.layer_index + 1), call)
-        if shared and len(used) == 2 and all(map(is_plain, used.values())):
-            projected = joined_products(x, self.query, self.key).chunk(2, dim=1)[::-1]  # lie in this order
-        else:
-            projected = tuple(plain_linear(x, one) if is_plain(one) else one(x[None])[0] for one in used.values())
-        for name, table in zip(used, projected, strict=True):
-            found[name] = relative.by_distance(table, self.num_heads)
+        for name, layer in layers.items():
+            projected = plain_linear(x, layer) if is_plain(layer) else layer(x[None])[0]
+            found[name] = relative.by_distance(projected, self.num_heads)
         return found

@@ -267,8 +267,8 @@ def _pieces(layer: Any) -> Pieces | None:
         return None
     own, of_closing, of_down = heads._modules, closing._modules, down._modules
     return heads, closing, up, down, (
-        own.get("query"), own.get("key"), own.get("value"), of_closing["dense"], of_closing["LayerNorm"], up._modules["dense"],
-        of_down["dense"], of_down["LayerNorm"],
+        own.get("query"), own.get("key"), own.get("value"), of_closing["dense"], of_closing["LayerNorm"],
+        up._modules["dense"], of_down["dense"], of_down["LayerNorm"],
     )  # fmt: skip
 
 

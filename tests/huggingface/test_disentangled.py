@@ -1,4 +1,4 @@
-"""DeBERTa: what its configurations choose from, distances beyond the embeddings' bounds, dropout, and what is refused."""
+"""DeBERTa: choices of its configurations, distances beyond the embeddings' bounds, dropout, and what is refused."""
 
 import copy
 from typing import Any
@@ -179,8 +179,8 @@ def test_embeddings_of_distances_drop_as_often_as_transformers_drops_them() -> N
             means.append(made.mean(0))
             deviations.append(made.std(0))
     assert ((means[1] - means[0]).abs() < 6 * deviations[0] / 300**0.5 + 1e-9).all()
-    torch.testing.assert_close(deviations[1].mean(), deviations[0].mean(), rtol=0.1, atol=0.0)
-    assert deviations[0].mean() > 0.05
+    spread = deviations[1].mean() / deviations[0].mean()
+    assert 0.9 < spread < 1.1 and deviations[0].mean() > 0.05
 
 
 def test_packed_texts_are_padded_ones() -> None:
@@ -230,7 +230,9 @@ def test_no_tensor_of_all_pairs_is_saved() -> None:
     for length in (128, 512):
         sizes: list[int] = []
         tokens = torch.randint(2, 61, (1, length))
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: (sizes.append(x.nbytes), x)[1], lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: (sizes.append(x.nbytes), x)[1], lambda x: x
+        ):
             fused(tokens)
         saved[length] = sum(sizes)
     assert saved[512] < 4.5 * saved[128]

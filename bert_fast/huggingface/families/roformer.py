@@ -3,7 +3,7 @@
 Embeddings may be narrower than layers. There is no pooler; heads read the first token.
 """
 
-from bert_fast.huggingface import containers, heads, models, rotary, token_heads, word_heads
+from bert_fast.huggingface import containers, heads, rotary, token_heads, word_heads
 from bert_fast.huggingface.families.bert import CONTAINERS, PARTS, SITES
 from bert_fast.huggingface.family import Family
 
