@@ -54,31 +54,30 @@ class FusedDisentangledEncoder(FusedEncoder):
         weight, norm = self.rel_embeddings.weight, self.LayerNorm if "layer_norm" in self.norm_rel_ebd else None
         num_rows = 2 * (self.position_buckets if self.position_buckets > 0 else self.max_relative_positions)
         bounds = num_rows, self.position_buckets, self.max_relative_positions
-        buckets = sys.modules[self.fused_original.__module__]
-        if packing.padded_shape is not None:
-            length = packing.padded_shape[1]
-        else:  # max_seqlen may be any number
-            length = (
-                packing.max_seqlen if torch.compiler.is_compiling() else min(packing.max_seqlen, packing.num_tokens)
-            )
+        theirs = sys.modules[self.fused_original.__module__]
+        length = packing.max_seqlen if packing.padded_shape is None else packing.padded_shape[1]
         if torch.compiler.is_compiling():
-            return RelativeEmbeddings(weight, norm, _rows(length, *bounds, buckets).to(device), 0, num_rows)
-        return RelativeEmbeddings(weight, norm, *_rows_on(device, length, *bounds, buckets))
+            return RelativeEmbeddings(weight, norm, _rows(length, *bounds, theirs).to(device), 0, num_rows)
+        if packing.padded_shape is None:
+            length = min(length, packing.num_tokens)  # max_seqlen may be any number
+        return RelativeEmbeddings(weight, norm, *_rows_on(device, torch.get_default_dtype(), length, *bounds, theirs))
 
 
 def _rows(length: int, num_rows: int, num_buckets: int, max_distance: int, theirs: Any) -> Tensor:
     """The row of the embeddings for distances -(length - 1) .. length - 1, int64, as their code computes it."""
-    distances = torch.arange(1 - torch.sym_max(length, 1), torch.sym_max(length, 1))
+    length = torch.sym_max(length, 1)
+    distances = torch.arange(1 - length, length)
     if num_buckets > 0 and max_distance > 0:
         distances = theirs.make_log_bucket_position(distances, num_buckets, max_distance).long()
     return (distances + num_rows // 2).clamp(0, num_rows - 1)
 
 
 @functools.lru_cache(maxsize=64)
-def _rows_on(device: torch.device, length: int, *bounds: Any) -> tuple[Tensor, int, int]:
-    """(rows, the first and one past the last of those in use)."""
-    rows = _rows(length, *bounds)
-    return rows.to(device), int(rows[0]), int(rows[-1]) + 1
+def _rows_on(device: torch.device, _dtype: torch.dtype, *arguments: Any) -> tuple[Tensor, int, int]:
+    """(rows, the first and one past the last of those in use); _dtype: in which their code computes logarithms."""
+    with torch.inference_mode(False):  # what is kept may be saved for backward later
+        rows = _rows(*arguments)
+        return rows.to(device), int(rows[0]), int(rows[-1]) + 1
 
 
 class FusedDisentangledModel(FusedModel):

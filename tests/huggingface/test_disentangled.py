@@ -80,6 +80,14 @@ def test_texts_longer_than_the_configuration_says() -> None:
     _check(*_pair(), _batch(61))
 
 
+def test_inference_leaves_nothing_that_training_cannot_use() -> None:
+    untouched, fused = _pair()
+    batch = _batch(43)
+    with torch.inference_mode():
+        fused(**batch)
+    _check(untouched, fused, batch)
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_heads_of_words(legacy: bool) -> None:
     untouched, fused = _pair("ForMaskedLM", legacy=legacy)
