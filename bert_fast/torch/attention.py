@@ -2,8 +2,8 @@
 
 Nothing of size [A, Sq, Sk] outlives a sequence: backward makes the scores again (5 matrix products instead of 4) from
 q and k, the C++ routine probabilities from them and lse. That routine keeps the scores of one block of queries
-in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. It knows no relative
-positions; with these, in other dtypes and on other devices sequences are worked on one by one, here.
+in the cache; `docs/kernels/attention.md` compares it with PyTorch's flash attention for CPUs. In other dtypes, with
+larger heads and on other devices sequences are worked on one by one, here.
 Half precision: matrix products in it, everything between them in fp32.
 """
 
@@ -34,7 +34,7 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
         a = _contiguous(a)  # must live as long as the call: the routine sees addresses
         lib.attention_fwd(
             a.q.data_ptr(), a.k.data_ptr(), a.v.data_ptr(), a.q.stride(0), a.k.stride(0), a.v.stride(0), out.data_ptr(),
-            lse.data_ptr(), *_native_arguments(a),
+            lse.data_ptr(), *_native_arguments(a), **_native_extras(a),
         )  # fmt: skip
         return out, lse
     refuse_on_gpu("attention", a.q)
@@ -59,17 +59,15 @@ def attention_bwd(
     made = {"q": dq, "k": dk, "v": dv}
     lib = _native(a)
     if lib is not None:
-        dbias, into = None, 0
-        if a.bias is not None and "bias" in wants:
-            dbias = a.q.new_empty(a.bias.shape)
-            into = dbias.data_ptr()
+        totals = {name: a.q.new_empty(getattr(a, name).shape) for name in wants}
         dense, dout = _contiguous(a), dout.contiguous()
         lib.attention_bwd(
             dout.data_ptr(), dense.q.data_ptr(), dense.k.data_ptr(), dense.v.data_ptr(), lse.data_ptr(),
             dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), dense.q.stride(0), dense.k.stride(0), dense.v.stride(0),
-            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(dense), dbias=into,
+            dq.stride(0), dk.stride(0), dv.stride(0), *_native_arguments(dense), **_native_extras(dense),
+            **{f"d{name}": total.data_ptr() for name, total in totals.items()},
         )  # fmt: skip
-        return made if dbias is None else {**made, "bias": dbias.to(a.bias.dtype)}  # type: ignore[union-attr]
+        return made | {name: total.to(getattr(a, name).dtype) for name, total in totals.items()}
     for gradient in made.values():
         gradient.zero_()
     totals = {name: _zeros_like(getattr(a, name), lse.dtype) for name in wants}
@@ -96,7 +94,7 @@ def attention_bwd(
 
 def _native(a: Attention) -> ModuleType | None:
     """The extension if its routine can run this call, else None."""
-    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM or a.has_tables:
+    if a.q.shape[2] > MAX_NATIVE_HEAD_DIM:
         return None
     return routines(a.q)
 
@@ -112,6 +110,9 @@ def _contiguous(a: Attention) -> Attention:
         # A token's A * D elements of [T, A, D] stand together; strides between tokens are free.
         if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
             copies[name] = x.contiguous()
+    for name, x in (("relative_keys", a.relative_keys), ("relative_queries", a.relative_queries)):
+        if x is not None and x.stride(2) != 1:
+            copies[name] = x.contiguous()
     if a.bias is not None and a.bias.dtype is not torch.float32:
         elements = a.bias[tuple(slice(None if stride else 1) for stride in a.bias.stride())]
         copies["bias"] = elements.float().expand(a.bias.shape)  # what is broadcast is not written out
@@ -119,14 +120,24 @@ def _contiguous(a: Attention) -> Attention:
 
 
 def _native_arguments(a: Attention) -> tuple[Any, ...]:
-    """The C++ routines' arguments from cu_q on."""
+    """The C++ routines' arguments from cu_q to num_threads."""
     num_tokens, num_heads, head_dim = a.q.shape
     return (
         a.cu_seqlens_q.data_ptr(), a.cu_seqlens_k.data_ptr(), a.cu_seqlens_q.shape[0] - 1, num_tokens, a.k.shape[0],
         num_heads, head_dim, a.softmax_scale, address(a.coords_q), address(a.coords_k),
         *dropout_arguments(a.dropout_p, a.seed, a.site), a.causal, num_tokens, torch.get_num_threads(),
-        *(() if a.bias is None else (address(a.bias), a.bias.shape, a.bias.stride())),
     )  # fmt: skip
+
+
+def _native_extras(a: Attention) -> dict[str, Any]:
+    """The C++ routines' arguments of bias and tables."""
+    extras: dict[str, Any] = {}
+    if a.bias is not None:
+        extras = {"bias": address(a.bias), "bias_sizes": a.bias.shape, "bias_strides": a.bias.stride()}
+    for name, table in (("relative_keys", a.relative_keys), ("relative_queries", a.relative_queries)):
+        if table is not None:
+            extras |= {name: address(table), f"{name}_strides": table.stride()[:2], "num_distances": len(table)}
+    return extras
 
 
 def _heads(x: Tensor, tokens: slice) -> Tensor:

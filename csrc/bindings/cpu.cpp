@@ -150,10 +150,17 @@ cpu::ScoreBias make_bias(Address data, const FourSizes& sizes, const FourSizes& 
   return bias;
 }
 
+using TwoStrides = std::array<int64_t, 2>;
+
+cpu::RelativeTable make_table(Address data, const TwoStrides& strides) {
+  return {at<const float>(data), strides[0], strides[1]};
+}
+
 cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences, int64_t num_q_tokens,
                                int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale,
                                int64_t lse_stride, Address coords_q, Address coords_k, bool causal,
-                               const cpu::ScoreBias& bias) {
+                               const cpu::ScoreBias& bias, const cpu::RelativeTable& relative_keys,
+                               const cpu::RelativeTable& relative_queries, int64_t num_distances) {
   return {at<const int32_t>(cu_q),
           at<const int32_t>(cu_k),
           num_sequences,
@@ -166,7 +173,10 @@ cpu::AttentionShape make_shape(Address cu_q, Address cu_k, int64_t num_sequences
           cpu::Coords{at<const int32_t>(coords_q)},
           cpu::Coords{at<const int32_t>(coords_k)},
           causal,
-          bias};
+          bias,
+          relative_keys,
+          relative_queries,
+          num_distances};
 }
 
 void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_stride, int64_t v_stride, Address out,
@@ -174,12 +184,14 @@ void attention_fwd(Address q, Address k, Address v, int64_t q_stride, int64_t k_
                    int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
                    Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
                    int64_t lse_stride, int num_threads, Address bias, const FourSizes& bias_sizes,
-                   const FourSizes& bias_strides) {
+                   const FourSizes& bias_strides, Address relative_keys, const TwoStrides& keys_strides,
+                   Address relative_queries, const TwoStrides& queries_strides, int64_t num_distances) {
   cpu::attention_forward(
       {at<const float>(q), q_stride}, {at<const float>(k), k_stride}, {at<const float>(v), v_stride},
       {at<float>(out), num_heads * head_dim}, at<float>(lse),
       make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim, softmax_scale, lse_stride,
-                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides)),
+                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides),
+                 make_table(relative_keys, keys_strides), make_table(relative_queries, queries_strides), num_distances),
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
@@ -190,14 +202,22 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
                    int64_t num_k_tokens, int64_t num_heads, int64_t head_dim, float softmax_scale, Address coords_q,
                    Address coords_k, Seed seed, uint32_t site, uint32_t threshold, float scale, bool causal,
                    int64_t lse_stride, int num_threads, Address bias, const FourSizes& bias_sizes,
-                   const FourSizes& bias_strides, Address dbias) {
+                   const FourSizes& bias_strides, Address relative_keys, const TwoStrides& keys_strides,
+                   Address relative_queries, const TwoStrides& queries_strides, int64_t num_distances, Address dbias,
+                   Address drelative_keys, Address drelative_queries) {
   const int64_t token = num_heads * head_dim;
   cpu::attention_backward(
       {at<const float>(dout), token}, {at<const float>(q), q_stride}, {at<const float>(k), k_stride},
       {at<const float>(v), v_stride}, at<const float>(lse),
-      {{at<float>(dq), dq_stride}, {at<float>(dk), dk_stride}, {at<float>(dv), dv_stride}, at<float>(dbias)},
+      {{at<float>(dq), dq_stride},
+       {at<float>(dk), dk_stride},
+       {at<float>(dv), dv_stride},
+       at<float>(dbias),
+       at<float>(drelative_keys),
+       at<float>(drelative_queries)},
       make_shape(cu_q, cu_k, num_sequences, num_q_tokens, num_k_tokens, num_heads, head_dim, softmax_scale, lse_stride,
-                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides)),
+                 coords_q, coords_k, causal, make_bias(bias, bias_sizes, bias_strides),
+                 make_table(relative_keys, keys_strides), make_table(relative_queries, queries_strides), num_distances),
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
@@ -305,20 +325,27 @@ void bind_cpu(py::module_& module) {
       arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"), arg("coords_q"), arg("coords_k"),
       arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"), arg("lse_stride"), arg("num_threads"),
       arg("bias") = Address{0}, arg("bias_sizes") = FourSizes{1, 1, 1, 1}, arg("bias_strides") = FourSizes{0, 0, 0, 0},
-      "out [Tq, A, D] = dropout(softmax(softmax_scale * q k^T + bias)) v, sequence by sequence (fp32\n"
-      "addresses).\n\n"
+      arg("relative_keys") = Address{0}, arg("relative_keys_strides") = TwoStrides{0, 0},
+      arg("relative_queries") = Address{0}, arg("relative_queries_strides") = TwoStrides{0, 0},
+      arg("num_distances") = 0,
+      "out [Tq, A, D] = dropout(softmax(softmax_scale * (q k^T + R) + bias)) v, sequence by sequence (fp32\n"
+      "addresses); R: relative positions.\n\n"
       "q, k, v [T, A, D], tokens *_stride floats apart, D up to 256; out contiguous;\n"
       "cu_q, cu_k int32 [num_sequences + 1], rising to num_q_tokens, num_k_tokens; lse[head * lse_stride + "
       "token]. No key: out 0, lse -inf. bias fp32 [rows or 1, A or 1, Sq or 1, Sk or 1], any strides, looked up\n"
-      "by coords; 0: none.");
+      "by coords; 0: none. relative_keys, relative_queries fp32 [num_distances, A, D], strides of rows and heads in\n"
+      "floats, num_distances = 2M - 1 with every query less than M positions from every key; 0: none.");
   module.def("attention_bwd", &attention_bwd, no_gil, arg("dout"), arg("q"), arg("k"), arg("v"), arg("lse"), arg("dq"),
              arg("dk"), arg("dv"), arg("q_stride"), arg("k_stride"), arg("v_stride"), arg("dq_stride"),
              arg("dk_stride"), arg("dv_stride"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),
              arg("num_k_tokens"), arg("num_heads"), arg("head_dim"), arg("softmax_scale"), arg("coords_q"),
              arg("coords_k"), arg("seed"), arg("site"), arg("threshold"), arg("scale"), arg("causal"),
              arg("lse_stride"), arg("num_threads"), arg("bias") = Address{0}, arg("bias_sizes") = FourSizes{1, 1, 1, 1},
-             arg("bias_strides") = FourSizes{0, 0, 0, 0}, arg("dbias") = Address{0},
+             arg("bias_strides") = FourSizes{0, 0, 0, 0}, arg("relative_keys") = Address{0},
+             arg("relative_keys_strides") = TwoStrides{0, 0}, arg("relative_queries") = Address{0},
+             arg("relative_queries_strides") = TwoStrides{0, 0}, arg("num_distances") = 0, arg("dbias") = Address{0},
+             arg("drelative_keys") = Address{0}, arg("drelative_queries") = Address{0},
              "Gradients of attention_fwd; dout [Tq, A, D] contiguous. Every element of dq, dk, dv that belongs\n"
-             "to a sequence is written, and all of dbias (contiguous, of the bias's sizes; 0: not wanted). The bits of "
-             "the results do not depend on num_threads.");
+             "to a sequence is written, and all of dbias (of the bias's sizes), drelative_keys and drelative_queries\n"
+             "(contiguous; 0: not wanted). The bits of the results do not depend on num_threads.");
 }

@@ -1,11 +1,14 @@
 #include "cpu/attention.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <type_traits>
 
 #include "cpu/attention_bias.h"
+#include "cpu/attention_rows.h"
+#include "cpu/attention_tables.h"
+#include "cpu/attention_totals.h"
 #include "cpu/attention_work.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
@@ -16,32 +19,9 @@ namespace {
 // Query rows per block. Forward: scores of 24 rows against 512 keys are 48 KiB. Backward: P and dP of 96 rows are
 // 384 KiB and each block adds to dk and dv once, so it wants more rows. Multiples of 6, the height of a product's tile.
 constexpr int64_t kForwardRows = 24, kBackwardRows = 96;
-
-int64_t padded(int64_t num_columns) { return (num_columns + kMatmulColumns - 1) / kMatmulColumns * kMatmulColumns; }
-
-// Floats from one row of `width` scores to the next. A product reads a cache line or a few of each of head_dim rows;
-// 512 bytes apart or a multiple of it, these lines share so few sets of the first-level cache that they evict each
-// other.
-int64_t row_stride(int64_t width) { return width % 128 == 0 ? width + 16 : width; }
-
-// dst [num_rows, padded(n)] dense, zeros beyond n. Rows of packed tensors lie a power of two apart and would evict each
-// other.
-void gather_rows(float* dst, const float* src, int64_t src_stride, int64_t num_rows, int64_t n) {
-  const int64_t width = padded(n);
-  for (int64_t i = 0; i < num_rows; ++i) {
-    std::memcpy(dst + i * width, src + i * src_stride, static_cast<size_t>(n) * sizeof(float));
-  }
-  if (width == n) return;
-  for (int64_t i = 0; i < num_rows; ++i) std::fill(dst + i * width + n, dst + (i + 1) * width, 0.0f);
-}
-
-// dst [padded(n), dst_stride]: the transpose of num_rows rows, by way of `rows` where they do not fill whole vectors.
-void transpose_rows(const Kernels& kernel, float* dst, int64_t dst_stride, const float* src, int64_t src_stride,
-                    int64_t num_rows, int64_t n, float* rows) {
-  const int64_t width = padded(n);
-  if (width != n) gather_rows(rows, src, src_stride, num_rows, n);
-  kernel.transpose(dst, dst_stride, width == n ? src : rows, width == n ? src_stride : width, num_rows, width);
-}
+// Forward with tables: keys are multiplied with a window of the distances to all rows of a block, see
+// attention_tables.h.
+constexpr int64_t kRelativeRows = 96;
 
 // The rows of one head of a result, to be written in vectors of kMatmulColumns: in place where a head size is a
 // multiple of them, else in scratch rows that store() copies.
@@ -79,6 +59,13 @@ void prefetch_row(Packed<T> x, int64_t token, int64_t head, int64_t head_dim) {
   for (int64_t c = 0; c < head_dim; c += kFloatsPerLine) __builtin_prefetch(row + c, kForWriting, 2);
 }
 
+void require_tables_of(const AttentionGradients& gradients, const AttentionShape& shape) {
+  if ((gradients.drelative_keys != nullptr && shape.relative_keys.data == nullptr) ||
+      (gradients.drelative_queries != nullptr && shape.relative_queries.data == nullptr)) {
+    throw std::invalid_argument("relative_keys, relative_queries: expected the tables whose gradients are wanted");
+  }
+}
+
 }  // namespace
 
 void attention_forward(Packed<const float> q, Packed<const float> k, Packed<const float> v, Packed<float> out,
@@ -92,22 +79,30 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
   require_address("lse", lse, shape.num_q_tokens);
   Work work(shape, spec, num_threads);
   const BiasPlaces places(shape);
+  const PositionTables tables(kernel, shape, work.sequences(), num_threads);
+  const int64_t block_rows = tables.exist() ? kRelativeRows : kForwardRows;
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     BiasRows bias(shape.bias, places, work.max_keys());
-    const Scratch k_transposed(d_width * max_stride), v_rows(d_width * max_width), scores(kForwardRows * max_stride);
-    ResultRows out_rows(out, d, kForwardRows);
+    RelativeScores relative(kernel, tables, d, block_rows);
+    const Scratch k_transposed(d_width * max_stride), v_rows(d_width * max_width);
+    const ScoreBlock scores(block_rows, max_width, tables.exist());
+    ResultRows out_rows(out, d, block_rows);
     work.take([&](const Sequence& sequence, int64_t head, bool has_next_head) {
       const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
       transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, v_rows.get());
       gather_rows(v_rows.get(), v.at(first_k, head, d), v.stride, num_keys, d);
       bias.start(sequence, head);
-      for (int64_t begin = 0; begin < sequence.num_q; begin += kForwardRows) {
-        const int64_t m = std::min(kForwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
+      relative.start(sequence, head);
+      for (int64_t begin = 0; begin < sequence.num_q; begin += block_rows) {
+        const int64_t m = std::min(block_rows, sequence.num_q - begin), token = sequence.first_q + begin;
         const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
-        kernel.matmul(
-            {m, width, d, q.at(token, head, d), q.stride, 1, k_transposed.get(), stride, scores.get(), stride, false});
+        const int64_t score_stride = scores.stride(width);
+        const bool is_put =
+            relative.put({begin, m, seen, q.at(token, head, d), q.stride, k.at(first_k, head, d), k.stride}, scores);
+        kernel.matmul({m, width, d, q.at(token, head, d), q.stride, 1, k_transposed.get(), stride, scores.get(),
+                       score_stride, is_put});
         for (int64_t i = 0; i < m; ++i) {
           if (has_next_head) {
             prefetch_row(q, token + i, head + 1, d);
@@ -116,13 +111,13 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
               for (const Packed<const float>& x : {k, v}) prefetch_row(x, first_k + begin + i, head + 1, d);
             }
           }
-          float* row = scores.get() + i * stride;
+          float* row = scores.get() + i * score_stride;
           SoftmaxRow softmax = rows.prepare(token + i, head, first_k, seen, width);
           softmax.bias = bias.row(token + i, softmax.num_keys);
           lse[head * shape.lse_stride + token + i] = kernel.softmax_forward(row, softmax);
         }
         out_rows.start(token, head);
-        kernel.matmul({m, d_width, seen, scores.get(), stride, 1, v_rows.get(), d_width, out_rows.data(),
+        kernel.matmul({m, d_width, seen, scores.get(), score_stride, 1, v_rows.get(), d_width, out_rows.data(),
                        out_rows.stride(), false});
         out_rows.store(m);
       }
@@ -143,21 +138,39 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   require_address("dq", gradients.dq.data, shape.num_q_tokens);
   require_address("dk", gradients.dk.data, shape.num_k_tokens);
   require_address("dv", gradients.dv.data, shape.num_k_tokens);
+  const bool wants_tables = gradients.drelative_keys != nullptr || gradients.drelative_queries != nullptr;
+  if (wants_tables) require_tables_of(gradients, shape);
+  if (wants_tables && gradients.dbias != nullptr) {  // each is added up in an order of its own
+    AttentionGradients others = gradients;
+    others.dbias = nullptr;
+    attention_backward(dout, q, k, v, lse, others, shape, spec, num_threads);
+    others = gradients;
+    others.drelative_keys = others.drelative_queries = nullptr;
+    attention_backward(dout, q, k, v, lse, others, shape, spec, num_threads);
+    return;
+  }
   Work work(shape, spec, num_threads);
   const BiasPlaces places(shape);
+  const PositionTables tables(kernel, shape, work.sequences(), num_threads);
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
-  std::optional<BiasTotals> totals;
+  std::optional<PieceTotals> of_bias;
   if (gradients.dbias != nullptr) {
-    totals.emplace(shape.bias, places, work.sequences(), shape.num_heads, gradients.dbias, num_threads);
+    const int64_t (&sizes)[4] = shape.bias.sizes;
+    of_bias.emplace(bias_pieces(shape.bias, places, work.sequences(), shape.num_heads), sizes[0] * sizes[1],
+                    sizes[2] * sizes[3], gradients.dbias, num_threads);
   }
+  std::optional<TableTotals> of_tables;
+  if (wants_tables) of_tables.emplace(shape, tables, work.sequences(), gradients, num_threads);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     BiasRows bias(shape.bias, places, work.max_keys());
     const Scratch k_transposed(d_width * max_stride), v_transposed(d_width * max_stride), k_rows(d_width * max_width);
     const Scratch q_rows(d_width * kBackwardRows), dout_rows(d_width * kBackwardRows);
-    const Scratch probs(kBackwardRows * max_stride), dscores(kBackwardRows * max_stride);
+    RelativeScores relative(kernel, tables, d, kBackwardRows);
+    const ScoreBlock probs(kBackwardRows, max_width, tables.exist()), dscores(kBackwardRows, max_width, tables.exist());
     ResultRows dq(gradients.dq, d, kBackwardRows), dk(gradients.dk, d, max_width), dv(gradients.dv, d, max_width);
-    const auto visit = [&](const Sequence& sequence, int64_t head, bool has_next_head, float* dbias) {
+    const auto visit = [&](const Sequence& sequence, int64_t head, bool has_next_head, float* dbias,
+                           const TableGradients& dtables) {
       const int64_t num_keys = sequence.num_k, first_k = sequence.first_k, stride = row_stride(padded(num_keys));
       transpose_rows(kernel, v_transposed.get(), stride, v.at(first_k, head, d), v.stride, num_keys, d, k_rows.get());
       transpose_rows(kernel, k_transposed.get(), stride, k.at(first_k, head, d), k.stride, num_keys, d, k_rows.get());
@@ -168,14 +181,19 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
         if (shape.causal || sequence.num_q == 0) result->fill_zero(num_keys);
       }
       bias.start(sequence, head, dbias);
+      relative.start(sequence, head, dtables);
       for (int64_t begin = 0; begin < sequence.num_q; begin += kBackwardRows) {
         const int64_t m = std::min(kBackwardRows, sequence.num_q - begin), token = sequence.first_q + begin;
         const int64_t seen = rows.visible_keys(token, m, first_k, num_keys), width = padded(seen);
         gather_rows(q_rows.get(), q.at(token, head, d), q.stride, m, d);
         gather_rows(dout_rows.get(), dout.at(token, head, d), dout.stride, m, d);
-        kernel.matmul({m, width, d, q_rows.get(), d_width, 1, k_transposed.get(), stride, probs.get(), stride, false});
+        const int64_t score_stride = probs.stride(width);
+        const RelativeBlock block{begin, m, seen, q_rows.get(), d_width, k_rows.get(), d_width};
+        const bool is_put = relative.put(block, probs);
         kernel.matmul(
-            {m, width, d, dout_rows.get(), d_width, 1, v_transposed.get(), stride, dscores.get(), stride, false});
+            {m, width, d, q_rows.get(), d_width, 1, k_transposed.get(), stride, probs.get(), score_stride, is_put});
+        kernel.matmul(
+            {m, width, d, dout_rows.get(), d_width, 1, v_transposed.get(), stride, dscores.get(), score_stride, false});
         for (int64_t i = 0; i < m; ++i) {
           if (has_next_head) {
             for (const Packed<const float>& x : {q, dout}) prefetch_row(x, token + i, head + 1, d);
@@ -183,32 +201,41 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
               for (const Packed<const float>& x : {k, v}) prefetch_row(x, first_k + begin + i, head + 1, d);
             }
           }
-          float* row = probs.get() + i * stride;
+          float* row = probs.get() + i * score_stride;
           SoftmaxRow softmax = rows.prepare(token + i, head, first_k, seen, width);
           softmax.bias = bias.row(token + i, softmax.num_keys);
           softmax.dbias = bias.gradient_row(token + i, softmax.num_keys);
-          kernel.softmax_backward(row, dscores.get() + i * stride, lse[head * shape.lse_stride + token + i], softmax);
+          kernel.softmax_backward(row, dscores.get() + i * score_stride, lse[head * shape.lse_stride + token + i],
+                                  softmax);
           bias.finish_gradient_row(token + i, softmax.num_keys);
         }
         dq.start(token, head);
         kernel.matmul(
-            {m, d_width, seen, dscores.get(), stride, 1, k_rows.get(), d_width, dq.data(), dq.stride(), false});
-        dq.store(m);
+            {m, d_width, seen, dscores.get(), score_stride, 1, k_rows.get(), d_width, dq.data(), dq.stride(), false});
         const bool add = shape.causal || begin > 0;
         kernel.matmul(
-            {seen, d_width, m, probs.get(), 1, stride, dout_rows.get(), d_width, dv.data(), dv.stride(), add});
-        kernel.matmul({seen, d_width, m, dscores.get(), 1, stride, q_rows.get(), d_width, dk.data(), dk.stride(), add});
+            {seen, d_width, m, probs.get(), 1, score_stride, dout_rows.get(), d_width, dv.data(), dv.stride(), add});
+        kernel.matmul(
+            {seen, d_width, m, dscores.get(), 1, score_stride, q_rows.get(), d_width, dk.data(), dk.stride(), add});
+        relative.add_gradients(block, dscores, dq.data(), dq.stride(), dk.data(), dk.stride());
+        dq.store(m);
       }
       for (ResultRows* result : {&dk, &dv}) result->store(num_keys);
     };
-    if (totals) {
-      totals->take([&](const Sequence& sequence, int64_t head, float* dbias) { visit(sequence, head, false, dbias); });
+    if (of_bias) {
+      of_bias->take(
+          [&](const Sequence& sequence, int64_t head, float* dbias) { visit(sequence, head, false, dbias, {}); });
+    } else if (of_tables) {
+      of_tables->take([&](const Sequence& sequence, int64_t head, const TableGradients& dtables) {
+        visit(sequence, head, false, nullptr, dtables);
+      });
     } else {
       work.take(
-          [&](const Sequence& sequence, int64_t head, bool has_next) { visit(sequence, head, has_next, nullptr); });
+          [&](const Sequence& sequence, int64_t head, bool has_next) { visit(sequence, head, has_next, nullptr, {}); });
     }
   });
-  if (totals) totals->finish(num_threads);
+  if (of_bias) of_bias->finish(num_threads);
+  if (of_tables) of_tables->finish(num_threads);
 }
 
 }  // namespace bert_fast::cpu

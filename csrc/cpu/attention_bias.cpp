@@ -4,13 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpu/parallel.h"
-
 namespace bert_fast::cpu {
 namespace {
-
-// Tasks to cut the work into where a gradient's blocks are fewer, and floats that their partial sums may take.
-constexpr int64_t kTasks = 32, kMaxPartialSums = int64_t{1} << 22;
 
 // One coordinate of every token, each less than `size`; where that is 1, the array is broadcast, and all are 0.
 std::vector<int32_t> coordinates(const char* name, Coords coords, int part, int64_t num_tokens, int64_t size) {
@@ -105,52 +100,17 @@ void BiasRows::finish_gradient_row(int64_t query_token, int64_t num_keys) {
   for (int64_t key = 0; key < num_keys; ++key) elements[keys_[key]] += gradient_row_[static_cast<size_t>(key)];
 }
 
-BiasTotals::BiasTotals(const ScoreBias& bias, const BiasPlaces& places, const std::vector<Sequence>& sequences,
-                       int64_t num_heads, float* dbias, int num_threads)
-    : block_size_(bias.sizes[2] * bias.sizes[3]) {
-  const int64_t num_blocks = bias.sizes[0] * bias.sizes[1];
-  split_range(num_blocks * block_size_, useful_threads(num_blocks * block_size_, num_threads),
-              [&](int64_t begin, int64_t end) { std::fill(dbias + begin, dbias + end, 0.0f); });
-  pieces_.reserve(sequences.size() * static_cast<size_t>(num_heads));
+std::vector<PieceTotals::Piece> bias_pieces(const ScoreBias& bias, const BiasPlaces& places,
+                                            const std::vector<Sequence>& sequences, int64_t num_heads) {
+  std::vector<PieceTotals::Piece> pieces;
+  pieces.reserve(sequences.size() * static_cast<size_t>(num_heads));
   for (const Sequence& sequence : sequences) {
     const int64_t first_block = places.row(sequence) * bias.sizes[1];
     for (int64_t head = 0; head < num_heads; ++head) {
-      pieces_.push_back({first_block + (bias.sizes[1] == 1 ? 0 : head), &sequence, head});
+      pieces.push_back({first_block + (bias.sizes[1] == 1 ? 0 : head), &sequence, head});
     }
   }
-  std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.block < b.block; });
-  const int64_t most = std::clamp<int64_t>(kTasks / std::max<int64_t>(num_blocks, 1), 1,
-                                           1 + kMaxPartialSums / std::max<int64_t>(num_blocks * block_size_, 1));
-  for (size_t first = 0, end = 0; first < pieces_.size(); first = end) {
-    for (end = first; end < pieces_.size() && pieces_[end].block == pieces_[first].block;) ++end;
-    const size_t step = std::min(static_cast<size_t>(most), end - first);
-    float* total = dbias + pieces_[first].block * block_size_;
-    for (size_t i = 0; i < step; ++i) {
-      int64_t cost = 0;
-      for (size_t piece = first + i; piece < end; piece += step) cost += pieces_[piece].sequence->cost();
-      tasks_.push_back({first + i, end, step, i == 0 ? total : nullptr, total, cost});
-    }
-  }
-  size_t num_partial = 0;
-  for (const Task& task : tasks_) num_partial += task.sum == nullptr;
-  partial_sums_.resize(num_partial * static_cast<size_t>(block_size_));  // zeros
-  float* sum = partial_sums_.data();
-  for (Task& task : tasks_) {
-    if (task.sum != nullptr) continue;
-    task.sum = sum;
-    sum += block_size_;
-  }
-  std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
-}
-
-void BiasTotals::finish(int num_threads) const {
-  const int64_t num_partial = static_cast<int64_t>(partial_sums_.size());
-  split_range(block_size_, useful_threads(num_partial, num_threads), [&](int64_t begin, int64_t end) {
-    for (const Task& task : tasks_) {
-      if (task.sum == task.total) continue;
-      for (int64_t i = begin; i < end; ++i) task.total[i] += task.sum[i];
-    }
-  });
+  return pieces;
 }
 
 }  // namespace bert_fast::cpu

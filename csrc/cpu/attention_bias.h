@@ -8,10 +8,10 @@
 #ifndef BERT_FAST_CPU_ATTENTION_BIAS_H_
 #define BERT_FAST_CPU_ATTENTION_BIAS_H_
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
+#include "cpu/attention_totals.h"
 #include "cpu/attention_work.h"
 
 namespace bert_fast::cpu {
@@ -64,49 +64,9 @@ class BiasRows {
   bool are_neighbours_ = true;
 };
 
-// The blocks of a bias's gradient. Pieces that add to one block are dealt out to a number of partial sums that the
-// shapes fix; a task is what one of them is given, in order.
-class BiasTotals {
- public:
-  // dbias: of the bias's sizes, contiguous; set to 0 here. sequences must live as long.
-  BiasTotals(const ScoreBias& bias, const BiasPlaces& places, const std::vector<Sequence>& sequences, int64_t num_heads,
-             float* dbias, int num_threads);
-
-  int64_t num_tasks() const { return static_cast<int64_t>(tasks_.size()); }
-
-  // Calls visit(sequence, head, block) until nothing is left; for several threads at once.
-  template <class Visit>
-  void take(const Visit& visit) {
-    for (int64_t number = next_++; number < num_tasks(); number = next_++) {
-      const Task& task = tasks_[static_cast<size_t>(number)];
-      for (size_t piece = task.first; piece < task.end; piece += task.step) {
-        visit(*pieces_[piece].sequence, pieces_[piece].head, task.sum);
-      }
-    }
-  }
-
-  // Adds the partial sums up, when every piece was visited.
-  void finish(int num_threads) const;
-
- private:
-  struct Piece {
-    int64_t block;
-    const Sequence* sequence;
-    int64_t head;
-  };
-  struct Task {
-    size_t first, end, step;
-    float* sum;
-    float* total;  // the block; that of the first task of every block is its sum
-    int64_t cost;
-  };
-
-  int64_t block_size_;
-  std::vector<Piece> pieces_;
-  std::vector<float> partial_sums_;
-  std::vector<Task> tasks_;  // those of one block one after the other, until they are sorted for `take`
-  std::atomic<int64_t> next_{0};
-};
+// Every sequence and head, each with the block [queries or 1, keys or 1] of the bias's gradient that it adds to.
+std::vector<PieceTotals::Piece> bias_pieces(const ScoreBias& bias, const BiasPlaces& places,
+                                            const std::vector<Sequence>& sequences, int64_t num_heads);
 
 }  // namespace bert_fast::cpu
 
