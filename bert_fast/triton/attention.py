@@ -40,7 +40,6 @@ from bert_fast.batch_invariance import ASKED
 from bert_fast.env import SETTINGS
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.triton._attention import WIDTH_OF_FP32
 from bert_fast.triton._attention_bwd import (
     _attention_bwd_bias_kernel,
     _attention_bwd_dkdv_kernel,
@@ -50,6 +49,7 @@ from bert_fast.triton._attention_bwd import (
 )
 from bert_fast.triton._attention_fwd import _attention_fwd_kernel, _attention_fwd_short_kernel
 from bert_fast.triton._attention_tiles import (
+    LaunchConfig,
     Tile,
     block_d,
     extras_config,
@@ -62,7 +62,6 @@ from bert_fast.triton._launch import architecture, ceil_div, dropout_numbers, nu
 _MAX_INT32 = 2**31 - 1
 _PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
 _SEQUENCES = 128  # a batch's, usually
-_WIDTH = (64, 32)  # rows of the table's gradient to a program, for heads of up to 64 columns and wider ones
 
 
 def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
@@ -111,7 +110,7 @@ def attention_bwd(
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
-    return made | _extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, extras)
+    return made | _extras_gradients(call.shared | arguments, config, call.num_sequences, extras)
 
 
 def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> dict[str, Tensor]:
@@ -226,12 +225,11 @@ def _bias_gradient(arguments: dict[str, Any], bias: Tensor, tile: Tile, num_sequ
 
 
 def _table_gradients(
-    arguments: dict[str, Any], tables: dict[str, Tensor], tile: Tile, num_sequences: int
+    arguments: dict[str, Any], tables: dict[str, Tensor], config: LaunchConfig, num_sequences: int
 ) -> dict[str, Tensor]:
     """The gradients of tables of relative positions, given by name."""
     (num_distances, num_heads, _), device = next(iter(tables.values())).shape, arguments["q_ptr"].device
-    width = WIDTH_OF_FP32 if arguments["q_ptr"].dtype == torch.float32 else _WIDTH[arguments["BLOCK_D"] > 64]
-    num_windows = ceil_div(num_distances, width)
+    num_windows = ceil_div(num_distances, config.window)
     num_shares = _num_shares(num_windows * num_heads, num_sequences, device)
     partial = {
         name: torch.empty((num_shares, *table.shape), dtype=torch.float32, device=device)
@@ -239,24 +237,23 @@ def _table_gradients(
     }
     arguments = arguments | {
         "dkeys_ptr": partial.get("relative_keys"), "dqueries_ptr": partial.get("relative_queries"),
-        "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows, "WIDTH": width,
+        "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows,
+        "WIDTH": config.window,
     }  # fmt: skip
-    kernel_by_names(_attention_bwd_table_kernel, tile)((num_windows * num_heads * num_shares,), arguments)
+    kernel_by_names(_attention_bwd_table_kernel, config.gradients)((num_windows * num_heads * num_shares,), arguments)
     return {name: sums.sum(0).to(tables[name].dtype) for name, sums in partial.items()}
 
 
 def _extras_gradients(
-    arguments: dict[str, Any], tile: Tile, num_sequences: int, extras: dict[str, Tensor]
+    arguments: dict[str, Any], config: LaunchConfig, num_sequences: int, extras: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Gradients of bias, relative_keys and relative_queries, each in its tensor's shape and dtype, contiguous.
 
-    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the three whose gradients
+    arguments: of the tiled backward kernels, by name. config: of the call. extras: those of the three whose gradients
     are wanted, by name.
     """
     tables = {name: table for name, table in extras.items() if name != "bias"}
-    made = _table_gradients(arguments, tables, tile, num_sequences) if tables else {}
-    return (
-        made
-        if "bias" not in extras
-        else made | {"bias": _bias_gradient(arguments, extras["bias"], tile, num_sequences)}
-    )
+    made = _table_gradients(arguments, tables, config, num_sequences) if tables else {}
+    if "bias" in extras:
+        made["bias"] = _bias_gradient(arguments, extras["bias"], config.gradients, num_sequences)
+    return made
