@@ -63,8 +63,8 @@ def linear_int8(
     for name, tensor in (("x", x), ("bias", bias)):
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             raise DerivativeError(
-                f"{name}: expected a Tensor that requires no gradient, got one that does: int8 products have none; call "
-                "them within torch.inference_mode() or torch.no_grad()"
+                f"{name}: expected a Tensor that requires no gradient, got one that does: int8 products have none; "
+                "call them within torch.inference_mode() or torch.no_grad()"
             )
     return _op(x, *weight, bias, requested(backend))
 

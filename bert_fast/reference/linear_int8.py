@@ -6,8 +6,8 @@
     y           s_x s_w sum_k (q - z) w_int + b,  with  sum (q - z) w_int = sum q w_int - z sum w_int
 
 Nothing is calibrated: the scale of a row of x comes from that row. A row with NaN or an infinity gives NaN. Everything
-is fp32, rounded to nearest, ties to even, in the order written here, so that every back-end has the same bits; x / s_x is
-x times 1 / s_x. There is no backward: rounding has no useful derivative.
+is fp32, rounded to nearest, ties to even, in the order written here, so that every back-end has the same bits; x / s_x
+is x times 1 / s_x. There is no backward: rounding has no useful derivative.
 Source: Jacob et al. 2017 (arXiv:1712.05877), section 2; dynamic scales by row as in Yao et al. 2022 (arXiv:2206.01861).
 """
 
