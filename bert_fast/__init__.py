@@ -24,6 +24,7 @@ from bert_fast.models import (
     BertModel,
     BertPreTrainedModel,
 )
+from bert_fast.modules.quantizing import quantize, unquantize
 from bert_fast.ops import repad, unpad
 from bert_fast.tokenization import BertTokenizer, RaggedBatch, XLMRobertaTokenizer
 from bert_fast.warming import warm_up
@@ -56,10 +57,12 @@ __all__ = [
     "ops",
     "optim",
     "patch_transformers",
+    "quantize",
     "register_attention",
     "repad",
     "unfuse",
     "unpad",
+    "unquantize",
     "use_backend",
     "warm_up",
     "why_not",

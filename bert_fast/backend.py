@@ -5,7 +5,8 @@ One table names, for every op, its implementations in order of preference. Each 
 
 A request comes from, in this order: the `backend` argument of an op, the `use_backend` context, the environment
 variable `BERT_FAST_BACKEND`. A request that cannot be met raises `BackendError` with every reason; it never falls back.
-Without a request the first implementation without a reason against it is taken; the list always ends at the reference.
+Without a request the first implementation without a reason against it is taken; the list always ends at the reference,
+which runs everywhere but where the op says so.
 """
 
 import functools
@@ -110,6 +111,10 @@ def _triton_list_reasons(spec: OpSpec) -> list[str]:
     return reasons
 
 
+def _only_on_cpu(spec: OpSpec) -> list[str]:
+    return [] if spec.device.type == "cpu" else [f"tensors are on {spec.device.type}, and int8 products run on a CPU"]
+
+
 def _implementation(backend: str, op: str, reasons: Callable[[OpSpec], list[str]] = _no_reasons) -> Implementation:
     return Implementation(backend, f"bert_fast.{backend}.{op}", reasons)
 
@@ -169,6 +174,10 @@ _TABLE: dict[str, tuple[Implementation, ...]] = {
         _implementation("triton", "linear_cross_entropy", _triton_reasons),
         _implementation("torch", "linear_cross_entropy"),
         _implementation("reference", "linear_cross_entropy"),
+    ),
+    "linear_int8": (
+        _implementation("torch", "linear_int8", _only_on_cpu),
+        _implementation("reference", "linear_int8", _only_on_cpu),
     ),
     "linear_gelu": (
         _implementation("triton", "linear_gelu", _triton_reasons),
@@ -294,7 +303,12 @@ def implementation(op: str, spec: OpSpec, request: str = AUTO) -> Implementation
     """
     candidates = _TABLE[op]
     if request == AUTO:
-        return next(candidate for candidate in candidates if not candidate.unsupported_reasons(spec))
+        for candidate in candidates:
+            if not candidate.unsupported_reasons(spec):
+                return candidate
+        raise BackendError(
+            f"{op}: no back-end can run this call: {'; '.join(candidates[-1].unsupported_reasons(spec))}"
+        )
     for candidate in candidates:
         if candidate.backend == request:
             reasons = candidate.unsupported_reasons(spec)
@@ -357,13 +371,13 @@ def explain(op: str, x: torch.Tensor, **details: Any) -> str:
     Of an op with matrix products one more line says by which stored table they are made on a GPU, or why by none.
     """
     spec = OpSpec.of(x, **details)
-    taken = implementation(op, spec, AUTO)
+    taken = next((one for one in _TABLE[op] if not one.unsupported_reasons(spec)), None)
     lines = []
     for candidate in _TABLE[op]:
         reasons = candidate.unsupported_reasons(spec)
         state = "; ".join(reasons) if reasons else ("taken" if candidate is taken else "can run")
         lines.append(f"{op}: {candidate.backend}: {state}")
-    if taken.backend == "triton" and op in _WITH_PRODUCTS and spec.device.type == "cuda":
+    if taken is not None and taken.backend == "triton" and op in _WITH_PRODUCTS and spec.device.type == "cuda":
         index = torch.cuda.current_device() if spec.device.index is None else spec.device.index
         of_device, problem = product_table(index)
         gpu = chip(index).product

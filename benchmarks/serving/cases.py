@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 def cases(num_batches: int) -> dict[str, Case]:
     """`CASES` by name; of batches, `num_batches`, evenly spaced. Raises OSError where the texts are not there."""
-    texts = _reviews()
+    texts = reviews()
     start, *stream = [token for ids in texts for token in ids[:-1]]
     end = texts[0][-1]
     found = [[[[start, *stream[: length - 2], end]]] for length in SINGLE]
@@ -73,7 +73,7 @@ def cases(num_batches: int) -> dict[str, Case]:
     return {name: Case(name, batches) for name, batches in zip(CASES, found, strict=True)}
 
 
-def _reviews() -> list[list[int]]:
+def reviews() -> list[list[int]]:
     """Ids of the first film reviews of a set, in its order."""
     from bert_fast import BertTokenizer
 

@@ -181,7 +181,7 @@ def _op_backends(op: str, device: str) -> dict[str, Any]:
         {"backend": candidate.backend, "reasons": candidate.unsupported_reasons(spec)}
         for candidate in backend.implementations(op)
     ]
-    taken = next(entry["backend"] for entry in entries if not entry["reasons"])
+    taken = next((entry["backend"] for entry in entries if not entry["reasons"]), None)
     return {"op": op, "device": device, "taken": taken, "candidates": entries}
 
 

@@ -70,9 +70,9 @@ def shown_padded(packing: Any) -> Iterator[None]:
 
 def called(layer: nn.Module, x: Tensor) -> Tensor:
     """layer(x), x [T, K] to [T, N]: what hooks see is [B, S, K] and [B, S, N] within `shown_padded`."""
-    packing = _padded.get()
+    packing = _padded.get() if has_hooks(layer) else None
     made: Tensor
-    if packing is None or not has_hooks(layer):
+    if packing is None:
         made = layer(x)
         return made
     with shown_padded(None):  # not for what a hook may call

@@ -24,6 +24,7 @@ from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
 from bert_fast.modules.originals import GLOBAL_HOOKS
+from bert_fast.modules.quantized_linear import QuantizedLinear
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.ops._register import are_plain, is_watched
 from bert_fast.ops.encoder_layer import (
@@ -41,6 +42,8 @@ from bert_fast.remembered import Remembered
 
 _LINEAR, _NORM = (nn.Linear,), (nn.LayerNorm, LayerNorm)
 _KINDS: tuple[tuple[type, ...], ...] = (_LINEAR, _LINEAR, _LINEAR, _LINEAR, _NORM, _LINEAR, _LINEAR, _NORM)
+_LINEAR_PLACES = [place for place, kinds in enumerate(_KINDS) if kinds is _LINEAR]
+_QUANTIZED = tuple([(QuantizedLinear,) if kinds is _LINEAR else kinds for kinds in _KINDS])
 _PLAIN = (Tensor, nn.Parameter)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
@@ -127,7 +130,7 @@ def run_whole(
     if around.is_watched:
         return None
     whole, parameters = _concluded(layer)
-    if whole is None or not (is_called or whole.call_adds_nothing):
+    if whole is None or whole.is_quantized or not (is_called or whole.call_adds_nothing):
         return None
     if not whole.is_projected:
         return whole.run(x, parameters, layer.training, around)
@@ -157,7 +160,7 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
     """
     if not x.is_cpu or is_watched() or calls[-1].hidden_states is not None:
         return None
-    given, backend = [], requested()
+    given, quantized, backend = [], [], requested()
     for layer, call in zip(layers, calls, strict=True):
         whole, parameters = _concluded(layer)
         if whole is None or layer.training or whole.is_projected or not whole.call_adds_nothing:
@@ -165,18 +168,25 @@ def run_whole_stack(layers: Sequence[Any], x: Tensor, calls: Sequence[Call]) -> 
         if not whole.takes(x, parameters, call, backend):
             return None
         given.append((whole.of_layer(parameters, call), call.of_layers))
-    return encoder_layers_of_model(x, given, backend)
+        if whole.is_quantized:
+            modules: Any = _pieces(layer)[4]  # type: ignore[index]
+            quantized.append([modules[place].quantized_weight() for place in _LINEAR_PLACES])
+    if quantized and len(quantized) < len(given):
+        return None
+    return encoder_layers_of_model(x, given, backend, quantized)
 
 
 class _Whole:
     """What the modules of a layer that one op can run say, its parameters apart; it refers to none of them.
 
     is_projected: queries, keys and values are made by calls of their modules, one of which is more than its parameters.
+    is_quantized: linear layers multiply in 8 bits; only layers in a row do so in one routine.
     call_adds_nothing: calling the layer would do no more than its op. probabilities: None where one is no probability.
     """
 
-    def __init__(self, layer: Any, pieces: Pieces, is_projected: bool) -> None:
+    def __init__(self, layer: Any, pieces: Pieces, is_projected: bool, is_quantized: bool) -> None:
         heads, closing, up, down, layers = pieces
+        self.is_quantized = is_quantized
         self.is_projected, self.head_dim, self.width = is_projected, heads.head_dim, heads.num_heads * heads.head_dim
         runs_again = layer.training and getattr(layer, "gradient_checkpointing", False)
         self.call_adds_nothing = not runs_again and (type(layer).__call__, type(layer)._call_impl) == _CALLS
@@ -244,13 +254,15 @@ def _whole_and_parameters(layer: Any) -> tuple[_Whole | None, tuple[Tensor | Non
     hidden_act, norms = up.hidden_act, (layers[4], layers[7])
     if heads.position_embedding_type != "absolute" or not isinstance(hidden_act, str) or hidden_act not in ACTIVATIONS:
         return None, ()
-    parameters, is_projected = _parameters(layers), False
-    if parameters is None and all(isinstance(one, nn.Module) for one in layers[:3]):
+    parameters, is_projected, is_quantized = _parameters(layers), False, False
+    if parameters is None and type(layers[0]) is QuantizedLinear:
+        parameters, is_quantized = _parameters(layers, _QUANTIZED), True
+    elif parameters is None and all(isinstance(one, nn.Module) for one in layers[:3]):
         others, is_projected = _parameters(layers[3:], _KINDS[3:]), True
         parameters = None if others is None else (None,) * 6 + others
     if parameters is None or not all(-math.inf < norm.eps < math.inf for norm in norms):  # type: ignore[operator]
         return None, ()
-    return _Whole(layer, pieces, is_projected), parameters
+    return _Whole(layer, pieces, is_projected, is_quantized), parameters
 
 
 _concluded = Concluded(_whole_and_parameters)

@@ -13,6 +13,7 @@ from bert_fast.ops.layer_norm import layer_norm
 from bert_fast.ops.linear import linear
 from bert_fast.ops.linear_cross_entropy import linear_cross_entropy
 from bert_fast.ops.linear_gelu import linear_activation, linear_gelu
+from bert_fast.ops.linear_int8 import QuantizedWeight, linear_int8, quantize_weight
 from bert_fast.ops.maxsim import maxsim
 from bert_fast.ops.mlp import mlp
 from bert_fast.ops.optimizer import adamw_step, global_norm, lamb_step
@@ -24,6 +25,7 @@ from bert_fast.ops.splade import splade
 __all__ = [
     "DropoutSite",
     "Packing",
+    "QuantizedWeight",
     "adamw_step",
     "attention",
     "attention_padded",
@@ -45,9 +47,11 @@ __all__ = [
     "linear_activation",
     "linear_cross_entropy",
     "linear_gelu",
+    "linear_int8",
     "maxsim",
     "mlp",
     "qkv_projection",
+    "quantize_weight",
     "repad",
     "rotary",
     "rotary_tables",

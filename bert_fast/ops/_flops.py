@@ -62,6 +62,10 @@ def _linear_fwd(a: Any) -> int:
     return 2 * a.x.shape[0] * a.weight.numel()
 
 
+def _linear_int8(a: Any) -> int:
+    return 2 * a.x.shape[0] * a.x.shape[1] * a.scale.shape[0]
+
+
 def _linear_bwd(a: Any) -> int:
     return 2 * a.dy.shape[0] * a.weight.numel() * (a.wants_dx + a.wants_dweight)
 
@@ -163,6 +167,7 @@ FORMULAS: dict[str, Callable[[Any], int]] = {
     "linear_fwd": _linear_fwd,
     "linear_gelu_bwd": _linear_gelu_bwd,
     "linear_gelu_fwd": _linear_fwd,
+    "linear_int8": _linear_int8,
     "maxsim_fwd": _maxsim_fwd,
     "mlp_bwd": _mlp_bwd,
     "mlp_fwd": _mlp_fwd,

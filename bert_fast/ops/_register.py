@@ -195,7 +195,7 @@ def are_plain(arguments: tuple[Any, ...]) -> bool:
 def custom_op(
     name: str,
     *,
-    tensors: Mapping[str, str] = MappingProxyType({}),
+    tensors: Mapping[str, str | Line] = MappingProxyType({}),
     check: Callable[..., None] | None = None,
     check_values: Callable[..., None] | None = None,
     mutates_args: tuple[str, ...] = (),

@@ -8,7 +8,7 @@ The first word is the dtype:
     p              a parameter's: the leading one or, beside half precision, fp32
     s              of statistics: fp32, fp64 beside fp64
     f              any floating one
-    int            int64 or int32; int32, int64: this one
+    int            int64 or int32; int32, int64, int8: this one
 
 The others are sizes: a number; a name, which stands for the same size throughout a call (an argument's, for its value),
 `3N` for three times that of `N`, `Q+1` for one more than `Q`, `H+` for at least 1; `_` for any. Optional tensors may be
@@ -41,7 +41,7 @@ from bert_fast.reference.precision import wide_dtype
 
 _LEADING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HALF = (torch.float16, torch.bfloat16)
-_INTEGERS = {"int": (torch.int64, torch.int32), "int32": (torch.int32,), "int64": (torch.int64,)}
+_INTEGERS = {"int": (torch.int64, torch.int32), "int32": (torch.int32,), "int64": (torch.int64,), "int8": (torch.int8,)}
 
 
 class Size(NamedTuple):

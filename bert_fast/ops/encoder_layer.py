@@ -41,6 +41,7 @@ from bert_fast.reference.encoder_layer import (
     Projections,
     Saved,
 )
+from bert_fast.reference.linear_int8 import QuantizedWeight
 
 _OF_CALL = TENSORS
 _PARTS = ("qkv_projection", "linear", "attention", "dropout_add_layer_norm", "mlp", "encoder_layer")
@@ -99,11 +100,14 @@ def _saves(x: Tensor, parameters: tuple[Tensor | None, ...]) -> tuple[str, str]:
     return what_is_saved(x, *parameters[8:10]), what_is_saved(x, *parameters[14:16])  # type: ignore[arg-type]
 
 
-def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str) -> Tensor | None:
+def encoder_layers_of_model(
+    x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], backend: str, quantized: Sequence[Sequence[QuantizedWeight]]
+) -> Tensor | None:
     """y [M, H] of layers in a row without gradients; None where the back-end has no routine for these.
 
-    x [T, H]: the input of the first layer. The caller has made sure that neither a profiler nor a mode follows single
-    ops.
+    x [T, H]: the input of the first layer. quantized: of each the six weights in their order, to be multiplied in place
+    of the parameters; none: the parameters are. The caller has made sure that neither a profiler nor a mode follows
+    single ops.
     """
     run = getattr(resolve("encoder_layer", OpSpec(x.device, x.dtype), backend), "encoder_layers_fwd", None)
     if run is None or not (are_plain((x, *given[0][1].tensors)) and are_plain((x, *given[-1][1].tensors))):
@@ -111,7 +115,7 @@ def encoder_layers_of_model(x: Tensor, given: Sequence[tuple[OfLayer, OfCall]], 
     layers = [arguments(x, *one, Options.of(*one, ("output", "output"), False)) for one in given]
     for a in (layers[0], layers[-1]):  # between them calls are alike
         _check_values(a, a.coords_q.shape[0], a.coords_k.shape[0])
-    return run(layers)
+    return run(layers, quantized)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -193,6 +193,9 @@ ABSOLUTE: dict[str, float] = {
     # fp32 products of fp16 operands with values near 1, summed over 64: errors of sums in fp32 (2^-22 each), where a
     # product that had been rounded to fp16 in between would be off by 2^-12.
     "fp32_product_of_half": 2**-18,
+    # A value and its 8-bit form, in steps of its scale: half of one, and three roundings in fp32, of 2^-24 of up to 255
+    # steps each.
+    "int8_steps": 0.5001,
     # Standard deviations of `testing/randomness.py`, seeds being fixed: one comparison, and the largest of up to 2,000
     # (which 4.6 exceed once in 200).
     "one_random_figure": 4.0,

@@ -5,6 +5,7 @@ weights as they lie (`csrc/cpu/linear.h`): no layout of them is kept that could 
 result does not depend on the tokens beside it.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bert_fast.reference.encoder_layer import EncoderLayer, LayerOps, Saved
+from bert_fast.reference.linear_int8 import QuantizedWeight
 from bert_fast.storage import one_tensor
 from bert_fast.torch._native import address, routines
 from bert_fast.torch.attention import MAX_NATIVE_HEAD_DIM, attention_bwd, attention_fwd
@@ -29,6 +31,7 @@ _OPS = LayerOps(
 _FIELDS = EncoderLayer._fields
 _ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish"}  # that the routine knows
 _PARAMETERS = slice(_FIELDS.index("query_weight"), _FIELDS.index("norm_bias") + 1)
+_NOT_QUANTIZED = [0] * 18
 _NOTHING_SAVED = (None,) * len(Saved._fields)
 
 
@@ -41,17 +44,19 @@ def encoder_layer_fwd(a: EncoderLayer) -> tuple[Tensor | None, ...]:
     return _OPS.forward(a)
 
 
-def encoder_layers_fwd(layers: Sequence[EncoderLayer]) -> Tensor | None:
+def encoder_layers_fwd(
+    layers: Sequence[EncoderLayer], quantized: Sequence[Sequence[QuantizedWeight]] = ()
+) -> Tensor | None:
     """y [M, H] of layers in a row by the C++ routine, without gradients; None where it cannot run them.
 
-    x is that of the first, rows those of the last.
+    x is that of the first, rows those of the last. quantized: of each layer its six weights in 8 bits, or none.
     """
     first, last = layers[0], layers[-1]
     given = (first.x, last.rows, first.cu_seqlens_k, first.coords_k, last.cu_seqlens_q, last.coords_q)
     lib = routines(first.x)
     if lib is None or lib.simd_level() == "portable" or not all(one is None or one.is_contiguous() for one in given):
         return None  # without vector instructions that were written for, libraries multiply faster
-    described = [_described(a) for a in layers]
+    described = [_described(a, weights) for a, weights in zip(layers, quantized or itertools.repeat(()), strict=False)]
     if None in described:
         return None
     num_queries = last.coords_q.shape[0]
@@ -66,7 +71,7 @@ def encoder_layers_fwd(layers: Sequence[EncoderLayer]) -> Tensor | None:
     return y
 
 
-def _described(a: EncoderLayer) -> tuple[Any, ...] | None:
+def _described(a: EncoderLayer, quantized: Sequence[QuantizedWeight]) -> tuple[Any, ...] | None:
     """A layer as the C++ routine takes it; None if it cannot."""
     parameters: Any = a[_PARAMETERS]
     width = a.query_weight.shape[0]
@@ -78,7 +83,8 @@ def _described(a: EncoderLayer) -> tuple[Any, ...] | None:
         if one is not None and (one.dtype is not torch.float32 or not one.is_contiguous()):
             return None
     sizes = width, a.up_weight.shape[0], a.num_heads
-    return [address(one) for one in parameters], *sizes, a.causal, a.hidden_act, a.attention_eps, a.eps
+    in_8_bits = [one.data_ptr() for weight in quantized for one in weight] or _NOT_QUANTIZED
+    return [address(one) for one in parameters], *sizes, a.causal, a.hidden_act, a.attention_eps, a.eps, in_8_bits
 
 
 def encoder_layer_bwd(a: EncoderLayer, dy: Tensor, *saved: Any) -> dict[str, Tensor]:

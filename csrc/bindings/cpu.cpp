@@ -21,6 +21,7 @@
 #include "cpu/kernels.h"
 #include "cpu/layer_norm.h"
 #include "cpu/linear.h"
+#include "cpu/linear_int8.h"
 #include "cpu/rotary.h"
 
 namespace py = pybind11;
@@ -221,15 +222,31 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
+cpu::Int8Weights int8_of(const Address* addresses) {
+  return {at<const int8_t>(addresses[0]), at<const float>(addresses[1]), at<const int32_t>(addresses[2])};
+}
+
+void linear_int8(Address x, const std::array<Address, 3>& weight, Address bias, Address y, int64_t num_rows,
+                 int64_t num_columns, int64_t k, int num_threads) {
+  const cpu::Weights part{nullptr, 0, at<const float>(bias), num_columns, int8_of(weight.data())};
+  cpu::linear_int8({at<const float>(x), k}, &part, 1, {at<float>(y), num_columns}, num_rows, k, nullptr, num_threads);
+}
+
 // A layer as Python describes it: 16 parameters in the order of bert_fast/reference/encoder_layer.py, all contiguous;
-// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps.
-using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float>;
+// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps; and of int8 layers packed,
+// scale and sums of the six weights, else 0.
+using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float,
+                         std::array<Address, 18>>;
 
 cpu::EncoderLayer layer_of(const Layer& described, int64_t hidden_size) {
-  const auto& [parameters, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps] = described;
+  const auto& [parameters, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps, quantized] =
+      described;
   const std::array<Address, 16>& all = parameters;  // a lambda may not name what a structured binding does
-  const auto weights = [&all](size_t place, int64_t num_columns, int64_t k) {
-    return cpu::Weights{at<const float>(all[place]), k, at<const float>(all[place + 1]), num_columns};
+  const std::array<Address, 18>& int8 = quantized;
+  const auto weights = [&all, &int8](size_t place, int64_t num_columns, int64_t k) {
+    const size_t number = place / 2 - (place < 8 ? 0 : 1);  // the fifth pair is a LayerNorm's
+    return cpu::Weights{at<const float>(all[place]), k, at<const float>(all[place + 1]), num_columns,
+                        int8_of(int8.data() + 3 * number)};
   };
   const auto norm = [&all](size_t place, float epsilon) {
     return cpu::NormWeights{at<const float>(all[place]), at<const float>(all[place + 1]), epsilon};
@@ -273,7 +290,7 @@ void bind_cpu(py::module_& module) {
 
   module.def("simd_levels", &cpu::simd_levels,
              "Names of the instruction sets that these routines can use here, fastest first; the last is portable.");
-  module.def("simd_level", [] { return std::string(cpu::kernels().name); }, "The instruction set in use.");
+  module.def("simd_level", [] { return std::string(cpu::simd_level()); }, "The instruction set in use.");
   module.def("force_simd_level", &cpu::force_simd_level, arg("name"),
              "Uses the named instruction set from now on, \"auto\" the fastest. For tests; ValueError if unknown.");
   module.def("cpu_features", &cpu_features, "What the choice of instruction set looks at; empty except on x86-64.");
@@ -311,14 +328,20 @@ void bind_cpu(py::module_& module) {
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
   module.def(
+      "linear_int8", &linear_int8, no_gil, arg("x"), arg("weight"), arg("bias"), arg("y"), arg("num_rows"),
+      arg("num_columns"), arg("k"), arg("num_threads"),
+      "y [num_rows, num_columns] = x [num_rows, k] weight^T + bias (fp32 addresses, contiguous; bias may be 0),\n"
+      "as bert_fast/reference/linear_int8.py, to the bit. weight: addresses of packed, scale and sums.");
+  module.def(
       "encoder_layers_fwd", &encoder_layers_fwd, no_gil, arg("x"), arg("y"), arg("layers"), arg("rows"), arg("cu_q"),
       arg("cu_k"), arg("coords_q"), arg("coords_k"), arg("num_sequences"), arg("num_queries"), arg("num_tokens"),
       arg("hidden_size"), arg("num_threads"),
       "y [num_queries, hidden_size]: layers of BERT in a row, without gradients or dropout, of x (fp32\n"
       "addresses, contiguous).\n\n"
       "layers: of each its 16 parameters in the order of EncoderLayer (biases may be 0), width of all heads,\n"
-      "intermediate_size, num_heads, causal, hidden_act, attention_eps, eps. rows (int64, may be 0: all tokens):\n"
-      "the tokens that are wanted of the last; cu_q and coords_q are theirs. coords may be 0 unless causal.");
+      "intermediate_size, num_heads, causal, hidden_act, attention_eps, eps, and packed, scale and sums of its six\n"
+      "weights, which are multiplied then, or 18 times 0. rows (int64, may be 0: all tokens): the tokens that are "
+      "wanted of the last; cu_q and coords_q are theirs. coords may be 0 unless causal.");
   module.def(
       "attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),
       arg("v_stride"), arg("out"), arg("lse"), arg("cu_q"), arg("cu_k"), arg("num_sequences"), arg("num_q_tokens"),

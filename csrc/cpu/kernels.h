@@ -122,8 +122,6 @@ struct LinearTiles {
 enum class Activation { kGelu, kGeluTanh, kRelu, kSilu };
 
 struct Kernels {
-  const char* name;
-
   // Keep bits of num_blocks blocks from first_block on, of the token (row, position). Writes whole vectors, that is
   // up to num_blocks rounded up to a multiple of 8.
   void (*keep_bits)(const DropoutSpec& spec, uint32_t row, uint32_t position, uint32_t first_block, int64_t num_blocks,
@@ -161,6 +159,9 @@ struct Kernels {
 
 // The table in use: the fastest that this processor runs, unless force_simd_level chose another. Chosen once.
 const Kernels& kernels();
+
+// The name of the instruction set in use.
+const char* simd_level();
 
 // Names of the instruction sets that were compiled and that this processor runs, fastest first; "portable" is last.
 std::vector<std::string> simd_levels();

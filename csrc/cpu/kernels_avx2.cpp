@@ -96,7 +96,7 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kTable = kernels_of<Avx2>("avx2");
+constexpr Kernels kTable = kernels_of<Avx2>();
 
 }  // namespace
 

@@ -106,7 +106,7 @@ struct Avx512 {
   }
 };
 
-constexpr Kernels kTable = kernels_of<Avx512>("avx512");
+constexpr Kernels kTable = kernels_of<Avx512>();
 
 }  // namespace
 

@@ -164,21 +164,12 @@ struct LinearKernels {
 };
 
 template <class V>
-constexpr Kernels kernels_of(const char* name) {
+constexpr Kernels kernels_of() {
   using Rows = RowKernels<V>;
   using Linear = LinearKernels<V>;
-  return {name,
-          Rows::keep_bits,
-          Rows::apply_keep_bits,
-          Rows::layer_norm_forward,
-          Rows::layer_norm_backward,
-          Rows::softmax_forward,
-          Rows::softmax_backward,
-          Linear::linear,
-          Linear::activate,
-          Rows::turn_heads,
-          Rows::matmul,
-          Rows::transpose};
+  return {Rows::keep_bits,       Rows::apply_keep_bits,  Rows::layer_norm_forward, Rows::layer_norm_backward,
+          Rows::softmax_forward, Rows::softmax_backward, Linear::linear,           Linear::activate,
+          Rows::turn_heads,      Rows::matmul,           Rows::transpose};
 }
 
 }  // namespace bert_fast::cpu

@@ -79,7 +79,7 @@ struct Portable {
   }
 };
 
-constexpr Kernels kTable = kernels_of<Portable>("portable");
+constexpr Kernels kTable = kernels_of<Portable>();
 
 }  // namespace
 

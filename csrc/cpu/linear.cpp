@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/keep_bits.h"
+#include "cpu/linear_int8.h"
 #include "cpu/parallel.h"
 
 namespace bert_fast::cpu {
@@ -48,6 +49,10 @@ std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int64_t k, int
 
 void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float> y, int64_t num_rows, int64_t k,
             const Activation* activation, int num_threads) {
+  if (num_parts > 0 && parts->int8.packed != nullptr) {
+    linear_int8(x, parts, num_parts, y, num_rows, k, activation, num_threads);
+    return;
+  }
   require_shape(num_rows, k);
   int64_t num_columns = 0;
   for (const Weights* part = parts; part < parts + num_parts; ++part) {

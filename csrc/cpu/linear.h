@@ -15,11 +15,19 @@
 
 namespace bert_fast::cpu {
 
+// Weights in 8 bits, see int8.h.
+struct Int8Weights {
+  const int8_t* packed;
+  const float* scale;   // [num_columns]
+  const int32_t* sums;  // [num_columns]
+};
+
 struct Weights {
   const float* weight;  // [num_columns, K], rows `stride` floats apart
   int64_t stride;
   const float* bias;  // [num_columns] or nullptr
   int64_t num_columns;
+  Int8Weights int8 = {nullptr, nullptr, nullptr};  // where `packed` is given, they are multiplied, and not `weight`
 };
 
 // Rows of floats, `stride` apart.
@@ -29,7 +37,8 @@ struct Rows {
   int64_t stride;
 };
 
-// The columns of `num_parts` linear layers of one input, one beside the other in y. activation: nullptr for none.
+// The columns of `num_parts` linear layers of one input, one beside the other in y. activation: nullptr for none. Parts
+// that are given in 8 bits, all or none, go to `linear_int8` (linear_int8.h).
 // Throws std::invalid_argument, before anything is written, where sizes or addresses do not fit.
 void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float> y, int64_t num_rows, int64_t k,
             const Activation* activation, int num_threads);

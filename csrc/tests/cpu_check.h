@@ -20,7 +20,7 @@ namespace bert_fast::cpu::testing {
   do {                                                                                          \
     if (!(condition)) {                                                                         \
       std::fprintf(stderr, "%s:%d: %s fails (simd level %s)\n", __FILE__, __LINE__, #condition, \
-                   ::bert_fast::cpu::kernels().name);                                           \
+                   ::bert_fast::cpu::simd_level());                                             \
       std::exit(1);                                                                             \
     }                                                                                           \
   } while (false)

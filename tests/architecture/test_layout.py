@@ -68,7 +68,7 @@ def test_op_has_its_files(op: str) -> None:
 
 
 # Ops that are no function with a gradient: what they have instead of a forward and a backward.
-FUNCTIONS = {"optimizer": ["global_norm", "adamw_step", "lamb_step"]}
+FUNCTIONS = {"optimizer": ["global_norm", "adamw_step", "lamb_step"], "linear_int8": ["linear_int8_fwd"]}
 SIGNATURES = [(op, name) for op in backend.op_names() for name in FUNCTIONS.get(op, [f"{op}_fwd", f"{op}_bwd"])]
 
 

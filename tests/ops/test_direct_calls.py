@@ -28,7 +28,7 @@ def damaged_tensors(t: Tensor) -> Iterator[Tensor]:
     if t.is_floating_point():
         yield torch.full_like(t, torch.nan)
     else:
-        yield from (torch.full_like(t, value) for value in (-7, 2**31 - 1))
+        yield from (torch.full_like(t, value) for value in (-7, min(2**31 - 1, torch.iinfo(t.dtype).max)))
 
 
 def damaged(argument: Any, is_optional: bool) -> Iterator[Any]:

@@ -247,6 +247,10 @@ SAMPLES = {
         lambda x, weight, bias: ops.linear_activation(x, weight, bias, hidden_act="silu", save_pre=False),
         rows((8, COLUMNS), (8,)),
     ),
+    "linear_int8": Sample(
+        lambda x, weight, bias: ops.linear_int8(x.detach().float(), ops.quantize_weight(weight), bias),
+        lambda tokens: (torch.randn(tokens, COLUMNS), torch.randn(20, COLUMNS), torch.randn(20)),
+    ),
     "maxsim": Sample(maxsim, maxsim_arguments),
     "maxsim: constant queries": Sample(
         lambda documents, *rest: maxsim(documents.detach(), documents, *rest),

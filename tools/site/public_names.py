@@ -30,11 +30,17 @@ class Part:
 PARTS = (
     Part(
         "bert_fast", "What most programs need",
-        but=("XLMRobertaTokenizer", "batch_invariant", "warm_up", "BertForTextEmbedding", "graphs", "losses"),
+        but=(
+            "XLMRobertaTokenizer", "batch_invariant", "warm_up", "BertForTextEmbedding", "graphs", "losses", "quantize",
+            "unquantize",
+        ),
     ),
     Part(
         "bert_fast.ops", "Operations, each with its gradient",
-        but=("dropout_site", "DropoutSite", "draw_seed", "gated_mlp"),
+        but=(
+            "dropout_site", "DropoutSite", "draw_seed", "gated_mlp", "linear_int8", "quantize_weight",
+            "QuantizedWeight",
+        ),
     ),
     Part("bert_fast.optim", "Optimizers", but=("make_lamb",)),
     Part("bert_fast.losses", "Losses of embeddings, with the negatives of a batch", NEW),
