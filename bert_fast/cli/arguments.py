@@ -35,24 +35,28 @@ class ModelArguments:
 
     model_name_or_path: str = field(
         metadata={
-            "help": "Folder of a model; to pretrain also a config.json, or tiny, mini, small, medium, base, large."
+            "help": "Folder of a model, or its name on the hub; to pretrain also a config.json, or a size: tiny, mini, "
+            "small, medium, base, large."
         }
     )
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder, tokenizer.json or vocab.txt; default: beside the model."}
+        default=None,
+        metadata={"help": "Folder, name on the hub, tokenizer.json or vocab.txt; default: beside the model."},
     )
     cased: bool = field(default=False, metadata={"help": "With a vocab.txt: keep case and accents."})
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self, without: Collection[str] = ()) -> Tokenizer:
         """The tokenizer that is named, or that lies beside the model.
+
+        without: names of models that have none.
 
         Raises: ValueError, FileNotFoundError: there is none, or it is damaged.
         """
         place = self.tokenizer_name
         if place is None:
-            if not Path(self.model_name_or_path).is_dir():
-                raise ValueError(f"tokenizer_name: expected one, as none lies beside {self.model_name_or_path}")
             place = self.model_name_or_path
+            if place in without or Path(place).is_file():
+                raise ValueError(f"tokenizer_name: expected one, as none lies beside {place}")
         is_vocabulary = Path(place).suffix == ".txt"
         if self.cased and not is_vocabulary:
             raise ValueError(f"cased: goes with a vocab.txt; {place} knows what it is")

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="read one after the other; - is stdin")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the store; made if it is not there")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--tokenizer", metavar="DIR", help="what save_pretrained wrote, or a tokenizer.json")
+    source.add_argument("--tokenizer", metavar="DIR", help="a folder with one, a name on the hub, or a tokenizer.json")
     source.add_argument("--vocab", metavar="PATH", help="a vocab.txt, of an uncased model unless --cased")
     parser.add_argument("--cased", action="store_true", help="with --vocab: keep case and accents")
     parser.add_argument(

@@ -14,9 +14,9 @@ import torch
 from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, path_string, write_atomically
+from bert_fast.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least, shown
 from bert_fast.models.foreign_arguments import refuse_foreign, without_foreign
-from bert_fast.models.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.json_file import read_json
 
 CONFIG_NAMES = ("config.json", "bert_config.json")  # in order of preference; the second is Google's original name

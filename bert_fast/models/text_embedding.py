@@ -12,13 +12,19 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_fast.checks import check_count, check_shape
 from bert_fast.errors import CheckpointError
+from bert_fast.hub import is_hub_name
 from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.outputs import TextEmbeddingOutput
 from bert_fast.models.packed import Encoded
 from bert_fast.models.pooling import pooled
-from bert_fast.models.sentence_folder import TextEmbedding, read_sentence_folder, write_sentence_folder
+from bert_fast.models.sentence_folder import (
+    TextEmbedding,
+    fetch_sentence_folder,
+    read_sentence_folder,
+    write_sentence_folder,
+)
 from bert_fast.modules.call import first_rows
 from bert_fast.ops.dropout import draw_seed
 
@@ -47,8 +53,9 @@ class BertForTextEmbedding(BertPreTrainedModel):
         config = super().read_config(path, **overrides)
         found = getattr(config, "text_embedding", None)
         try:
-            if found is None and os.path.isdir(path):
-                folder = read_sentence_folder(path)
+            place = fetch_sentence_folder(path, overrides) if is_hub_name(path) else path
+            if found is None and os.path.isdir(place):
+                folder = read_sentence_folder(place)
                 found = None if folder is None else folder.as_dict()
             stored = TextEmbedding.of(found or {}).as_dict()
         except (TypeError, ValueError) as error:
