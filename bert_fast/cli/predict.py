@@ -35,9 +35,10 @@ def run(argv: Sequence[str]) -> int:
     """Predicts; returns the exit status."""
     if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
         print(
-            f"{_USAGE}\n\nRUN: folder of a fine-tuned model, or its name on the hub. FILE: examples as those it was "
-            "trained on; -: JSON lines of standard input. Flags are those of the task: bert-fast predict RUN FILE "
-            "--help"
+            f"{_USAGE}\n\nPrints what a trained model says about examples.\n\n"
+            "RUN   Folder of a fine-tuned model, or its name on the hub.\n"
+            "FILE  Examples like those it was trained on; - reads JSON lines from standard input.\n\n"
+            "`bert-fast predict RUN FILE --help` lists the flags, which are those of the task."
         )
         return 0 if "-h" in argv or "--help" in argv else 2
     from bert_fast.cli.arguments import check_fit, make_parser, parsed
