@@ -1,4 +1,4 @@
-"""fuse and unfuse: a model's classes change, and nothing else."""
+"""fuse and unfuse: a model's classes change; query, key and value move side by side in memory."""
 
 import copy
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ _M = TypeVar("_M", bound=nn.Module)
 def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     """Makes every BERT of `transformers` inside a model fast, in place, and every model of a family like it.
 
-    Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of the models,
-    of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Calls
-    for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
+    Modules, parameters, configuration, hooks and signatures stay as they are, by identity. The classes of the models,
+    of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Query,
+    key and value of a layer move side by side in memory. Calls for which something speaks against the packed path
+    (`why_not` says what) run transformers' own code. Copies and pickles of the
     model are fused as well. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
     scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
     before or after `.to`, loading, and the injection of PEFT's adapters.
