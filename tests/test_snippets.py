@@ -160,7 +160,6 @@ def test_commands_of_a_page_are_there(
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt  # all flags are read by then
 
-    monkeypatch.setattr("bert_fast.cli.training.check_output", stop)
     for name in ("pretrain", "finetune"):
         monkeypatch.setattr(f"bert_fast.cli.{name}.check_output", stop)
     monkeypatch.setattr("bert_fast.cli.tokenize._tokenizer", stop)
