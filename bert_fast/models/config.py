@@ -68,6 +68,11 @@ class BertConfig:
 
     Raises:
         TypeError, ValueError: a value of the wrong type or out of range; the message names field, expected and actual.
+
+    Example:
+        >>> config = BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
+        >>> config.hidden_size, config.intermediate_size
+        (128, 3072)
     """
 
     vocab_size: int = 30522

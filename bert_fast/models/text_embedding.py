@@ -36,6 +36,17 @@ class BertForTextEmbedding(BertPreTrainedModel):
 
     How they do stands in `config.text_embedding`, a dictionary with the fields of `TextEmbedding`; of a folder without
     it, in sentence-transformers' files, else it is the mean over tokens.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.BertForTextEmbedding(config).eval()
+        >>> model(torch.tensor([[1, 2, 3]])).embeddings.shape
+        torch.Size([1, 16])
     """
 
     def __init__(self, config: BertConfig) -> None:

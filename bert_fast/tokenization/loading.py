@@ -20,7 +20,18 @@ def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
         path: what `from_pretrained` of either takes: a directory, a tokenizer.json or a name on the hub.
         options: as of `from_pretrained`.
 
-    Raises: see `from_pretrained`.
+    Returns:
+        The tokenizer.
+
+    Raises:
+        FileNotFoundError, TypeError, ValueError: see `from_pretrained`.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     paths = bert_fast.BertTokenizer(words).save_pretrained(folder)
+        ...     type(tokenization.load_tokenizer(folder)).__name__
+        'BertTokenizer'
     """
     place = tokenizer_place("path", path, options)
     file = place / TOKENIZER_FILE if place.is_dir() else place
