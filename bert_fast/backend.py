@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bert_fast.checks import check_choice
 from bert_fast.devices import chip, triton_problems
 from bert_fast.env import SETTINGS
 from bert_fast.errors import BackendError
@@ -260,6 +261,19 @@ def use_backend(name: str) -> Iterator[None]:
     Contexts may be closed in any order: the innermost of those still open counts. Tasks begin with what was open where
     they were made, threads with nothing. The choice is recorded in the autograd graph, where backward runs where
     forward ran, and by `torch.compile` when it traces.
+
+    Args:
+        name: "triton", "torch" or "reference".
+
+    Raises:
+        BackendError: another name.
+
+    Example:
+        >>> x, one, zero = torch.randn(2, 4), torch.ones(4), torch.zeros(4)
+        >>> with bert_fast.use_backend("reference"):
+        ...     y = ops.layer_norm(x, one, zero)
+        >>> torch.allclose(y, ops.layer_norm(x, one, zero), atol=1e-5)
+        True
     """
     _check_name(name)
     if torch.compiler.is_dynamo_compiling():
@@ -369,7 +383,25 @@ def explain(op: str, x: torch.Tensor, **details: Any) -> str:
     """Says, a line per implementation of `op`, whether it can run a call led by `x`, why not, and which is taken.
 
     Of an op with matrix products one more line says by which stored table they are made on a GPU, or why by none.
+
+    Args:
+        op: the name of an op, as in `bert_fast.ops`.
+        x (Tensor): of the call's device and dtype; its values are not looked at.
+        details: further facts of the call that a back-end asks for, such as head_dim.
+
+    Returns:
+        The lines, joined.
+
+    Raises:
+        ValueError: there is no such op.
+
+    Example:
+        >>> print(bert_fast.explain("layer_norm", torch.zeros(2, 4)))  # doctest: +ELLIPSIS
+        layer_norm: triton: ...
+        layer_norm: torch: taken
+        layer_norm: reference: can run
     """
+    check_choice("op", op, _TABLE)
     spec = OpSpec.of(x, **details)
     taken = next((one for one in _TABLE[op] if not one.unsupported_reasons(spec)), None)
     lines = []

@@ -36,6 +36,12 @@ def batch_invariant() -> Iterator[None]:
 
     Raises:
         BackendError: within the context, where products or attention on a GPU would be the back-end torch's.
+
+    Example:
+        >>> with bert_fast.batch_invariant():
+        ...     y = ops.linear(torch.ones(2, 4), torch.ones(3, 4), None)
+        >>> y.tolist()
+        [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     """
     token = ASKED.set(True)
     try:

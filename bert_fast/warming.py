@@ -57,7 +57,7 @@ def warm_up(
     inference: bool = True,
     progress: bool | None = None,
 ) -> float:
-    """Compiles, or loads from Triton's cache, the kernels that a run of this model will need; returns the seconds.
+    """Compiles, or loads from Triton's cache, the kernels that a run of this model will need.
 
     Call it once the model is on its device, in its dtype, with the layers frozen that will be: half a minute on a
     machine that has compiled none of it, some seconds on one that has. On a CPU there is nothing to compile: it returns
@@ -66,19 +66,33 @@ def warm_up(
     Parameters, gradients, buffers, the optimizer and its state, generators and modes stay as they are, bit for bit, and
     no hook is called. Memory: that of forward and backward of a batch of max_tokens.
 
-    model: one of bert_fast's, one that `fuse` changed, or a module with such a model inside (which is then warmed up,
-        the rest of the module is not); not wrapped in DistributedDataParallel or sharded.
-    optimizer: `optim.AdamW` or `Lamb`, whose kernels and those of clipping are compiled as well. Others have none here.
-    autocast_dtype: of `torch.autocast` around training, torch.bfloat16 or torch.float16; None: as it is where this is
-        called. With float16 the optimizer is taken to be stepped by a GradScaler.
-    max_seqlen: of the longest sequence to come; None: as long as the model takes.
-    max_tokens: of the largest batch to come, without padding.
-    training: forward with dropout, backward. inference: forward alone, without gradients.
-    progress: whether to say on stderr how far it is; None: where that is a terminal.
+    Args:
+        model: one of bert_fast's, one that `fuse` changed, or a module with such a model inside (which is then warmed
+            up, the rest of the module is not); not wrapped in DistributedDataParallel or sharded.
+        optimizer: `optim.AdamW` or `Lamb`, whose kernels and those of clipping are compiled as well. Others have none
+            here.
+        autocast_dtype: of `torch.autocast` around training, torch.bfloat16 or torch.float16; None: as it is where this
+            is called. With float16 the optimizer is taken to be stepped by a GradScaler.
+        max_seqlen: of the longest sequence to come; None: as long as the model takes.
+        max_tokens: of the largest batch to come, without padding.
+        training: forward with dropout, backward.
+        inference: forward alone, without gradients.
+        progress: whether to say on stderr how far it is; None: where that is a terminal.
 
     Not compiled: what other arguments than token ids, padding and labels need, such as masks of 3 or 4 dimensions.
 
-    Raises: TypeError, ValueError naming the argument.
+    Returns:
+        The seconds that it took.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.warm_up(bert_fast.BertModel(config))  # on a CPU there is nothing to compile
+        0.0
     """
     targets = _targets(model)
     _check_optimizer(optimizer)

@@ -28,6 +28,7 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "my-model"
     bert_fast.BertForMaskedLM(config).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (tmp_path / "bert-base-uncased").symlink_to(folder)  # on the hub, which no test asks
     return folder
 
 
@@ -42,7 +43,6 @@ def _blocks(text: str, language: str) -> str:
 def test_python_of_readme_runs_as_written(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5")
     monkeypatch.chdir(checkpoint.parent)
-    Path("bert-base-uncased").symlink_to(checkpoint)  # on the hub, which no test asks
     names: dict[str, Any] = {}
     exec(_blocks(README, "python"), names)
     assert names["hidden"].shape == (8, 16) and names["vectors"].shape == (2, 16)
@@ -72,10 +72,19 @@ def test_readme_keeps_to_a_page() -> None:
     lines = README.splitlines()
     assert len(lines) <= 150
     assert not [line for line in lines if len(line) > 100 and not line.startswith("|")]
-    first = "\n".join(lines[:40])
     families = ("BERT", "RoBERTa", "XLM-R", "CamemBERT", "DistilBERT", "ELECTRA", "MPNet")
-    missing = [word for word in (*families, "![", "bert_fast.fuse(model)", "make demo", "GPU") if word not in first]
+    words = ("`Trainer`", "GPU", "CPU", "same outcomes", "Not for", "pip install", "bert-fast bench", "make demo")
+    code = ('from_pretrained("bert-base-uncased")', "bert_fast.fuse(model)")
+    missing = [word for word in (*families, *words, *code) if word not in "\n".join(lines[:30])]
     assert not missing, f"not on the first screen: {missing}"
+    assert "speed_gpu.svg" in "\n".join(lines[:35]) and "| memory of a step" in "\n".join(lines[:40])
+
+
+def test_no_sentence_of_readme_has_more_than_two_figures() -> None:
+    prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", README, flags=re.DOTALL | re.MULTILINE)
+    sentences = re.split(r"[.:;]\s|\n\n|\n- ", prose)
+    assert len(sentences) > 30
+    assert not [one for one in sentences if len(re.findall(r"(?<![A-Za-z`-])\d[\d.,]*", one)) > 2]
 
 
 def test_targets_that_pages_name_are_there() -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import reprlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +12,35 @@ import transformers
 from transformers import HfArgumentParser
 
 from bert_fast import tokenization
+from bert_fast.cli.common import check_flags, nearest
 from bert_fast.errors import SourceError
 from bert_fast.terminal import printable
 from bert_fast.tokenization import Tokenizer
 
-# Of transformers' hundred flags, those that most runs set; --help shows no others.
+# Of transformers' hundred flags, those that most runs set, and what they do; --help shows no others.
 _USUAL = {
-    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
-    "learning_rate", "weight_decay", "warmup_steps", "lr_scheduler_type", "bf16", "fp16", "seed", "logging_steps",
-    "eval_strategy", "eval_steps", "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end",
-    "report_to", "dataloader_num_workers",
-}  # fmt: skip
+    "output_dir": "Folder for the model, its checkpoints and its curves.",
+    "per_device_train_batch_size": "Examples of a batch, for each device.",
+    "gradient_accumulation_steps": "Batches whose gradients one step adds up.",
+    "num_train_epochs": "How often training goes through the examples.",
+    "max_steps": "Steps of training; takes the place of num_train_epochs.",
+    "learning_rate": "Greatest learning rate.",
+    "weight_decay": "Weight decay of matrices.",
+    "warmup_steps": "Steps in which the learning rate rises; below 1: a share of all steps.",
+    "lr_scheduler_type": "How the learning rate falls after that.",
+    "bf16": "Compute in bf16.",
+    "fp16": "Compute in fp16.",
+    "seed": "Seed of weights, order and dropout.",
+    "logging_steps": "Steps between two lines of the log; below 1: a share of all steps.",
+    "eval_strategy": "When validation_file is evaluated.",
+    "eval_steps": "Steps between two evaluations.",
+    "save_strategy": "When a checkpoint is written.",
+    "save_steps": "Steps between two checkpoints.",
+    "save_total_limit": "Most checkpoints to keep.",
+    "load_best_model_at_end": "Keep the best model that was evaluated, not the last.",
+    "report_to": "Where figures go beside the log, such as tensorboard.",
+    "dataloader_num_workers": "Processes that make batches.",
+}
 # How --help names a flag's value, by the function that reads it.
 _METAVARS = {"int": "N", "float": "X", "string_to_bool": "BOOL"}
 _MOST_CHOICES = 4  # that --help lists; errors list all
@@ -35,24 +52,28 @@ class ModelArguments:
 
     model_name_or_path: str = field(
         metadata={
-            "help": "Folder of a model; to pretrain also a config.json, or tiny, mini, small, medium, base, large."
+            "help": "Folder of a model, or its name on the hub; to pretrain also a config.json, or a size: tiny, mini, "
+            "small, medium, base, large."
         }
     )
     tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder, tokenizer.json or vocab.txt; default: beside the model."}
+        default=None,
+        metadata={"help": "Folder, name on the hub, tokenizer.json or vocab.txt; default: beside the model."},
     )
     cased: bool = field(default=False, metadata={"help": "With a vocab.txt: keep case and accents."})
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self, without: Collection[str] = ()) -> Tokenizer:
         """The tokenizer that is named, or that lies beside the model.
+
+        without: names of models that have none.
 
         Raises: ValueError, FileNotFoundError: there is none, or it is damaged.
         """
         place = self.tokenizer_name
         if place is None:
-            if not Path(self.model_name_or_path).is_dir():
-                raise ValueError(f"tokenizer_name: expected one, as none lies beside {self.model_name_or_path}")
             place = self.model_name_or_path
+            if place in without or Path(place).is_file():
+                raise ValueError(f"tokenizer_name: expected one, as none lies beside {place}")
         is_vocabulary = Path(place).suffix == ".txt"
         if self.cased and not is_vocabulary:
             raise ValueError(f"cased: goes with a vocab.txt; {place} knows what it is")
@@ -73,10 +94,10 @@ def make_parser(
     theirs = {one.name for one in dataclasses.fields(transformers.TrainingArguments)}
     for action in parser._actions:
         is_negation = isinstance(action, argparse._StoreFalseAction)
-        if action.dest in hidden or action.dest in theirs - _USUAL or is_negation:
+        if action.dest in hidden or action.dest in theirs - set(_USUAL) or is_negation:
             action.help = argparse.SUPPRESS
         elif action.dest in theirs:
-            action.help = str(action.help).split(". ")[0].rstrip(".")
+            action.help = _USUAL[action.dest]
         if action.help == argparse.SUPPRESS or action.nargs == 0:
             continue
         if action.default not in (None, False):
@@ -85,8 +106,9 @@ def make_parser(
         if action.choices is None or len(list(action.choices)) > _MOST_CHOICES:
             action.metavar = _METAVARS.get(getattr(action.type, "__name__", ""), "NAME")
     parser.usage = "%(prog)s [--config FILE] [--flag value ...]"
+    parser._actions[0].help = "Prints this."
     parser.epilog = "All other flags of transformers.TrainingArguments are taken, too."
-    parser.add_argument("--config", metavar="FILE", help="flags in YAML, name: value; those of the command line win")
+    parser.add_argument("--config", metavar="FILE", help="Flags in YAML, name: value. The command line wins.")
     return parser
 
 
@@ -103,10 +125,10 @@ def parsed(parser: HfArgumentParser, argv: Sequence[str]) -> tuple[Any, ...]:
     known, rest = config.parse_known_args(list(argv))
     if known.config is not None:
         rest = [*_flags_of(known.config, parser), *rest]
+    check_flags(parser, rest)
     unknown = parser.parse_known_args(rest)[1]
     if unknown:
-        near = _near(unknown[0].lstrip("-").partition("=")[0].replace("-", "_"), parser)
-        parser.error(printable(f"unrecognized arguments: {' '.join(unknown)}{near}"))
+        parser.error(printable(f"unrecognized arguments: {' '.join(unknown)}"))
     made: tuple[Any, ...] = parser.parse_args_into_dataclasses(rest, look_for_args_file=False)
     return made[: len(parser.dataclass_types)]
 
@@ -125,18 +147,13 @@ def _flags_of(file: str, parser: HfArgumentParser) -> list[str]:
     flags, actions = [], _actions(parser)
     for name, value in values.items():
         if name not in actions:
-            raise SourceError(f"{file}: {name}: no such flag{_near(name, parser)}")
+            raise SourceError(f"{file}: {name}: no such flag{nearest(name, actions)}")
         several = value if isinstance(value, list) and actions[name].nargs == "+" else [value]
         if not several or not all(isinstance(one, str | int | float | None) for one in several):
             raise SourceError(f"{file}: {name}: expected one value, got {reprlib.repr(value)}")
         if value is not None:
             flags += [f"--{name}={value}"] if value is several[0] else [f"--{name}", *map(str, several)]
     return flags
-
-
-def _near(name: str, parser: HfArgumentParser) -> str:
-    near = difflib.get_close_matches(name, _actions(parser), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _actions(parser: HfArgumentParser) -> dict[str, argparse.Action]:

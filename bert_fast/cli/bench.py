@@ -19,14 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "to a page. Random weights, nothing is downloaded. Close other programs first."
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("bench.html"), metavar="FILE", help="the page; default: %(default)s"
+        "--output", type=Path, default=Path("bench.html"), metavar="FILE", help="The page. [%(default)s]"
     )
-    parser.add_argument("--seconds", type=seconds, default=75.0, help="to spend, about; default: %(default).0f")
-    parser.add_argument("--threads", type=positive, help="of PyTorch; default: PyTorch's own choice")
     parser.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1 ...; default: cuda if there is one, else cpu"
+        "--seconds", type=seconds, default=75.0, metavar="S", help="Seconds to measure, about. [%(default).0f]"
     )
-    parser.add_argument("--quick", action="store_true", help="toy models, to see that it runs; times mean nothing")
+    parser.add_argument("--threads", type=positive, metavar="N", help="Threads of PyTorch. [PyTorch's own choice]")
+    parser.add_argument(
+        "--device", default="auto", help="Device: cpu, cuda, cuda:1 and so on. [cuda if there is one, else cpu]"
+    )
+    parser.add_argument("--quick", action="store_true", help="Take toy models, whose times mean nothing.")
 
 
 def run(arguments: argparse.Namespace) -> int:

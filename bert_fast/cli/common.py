@@ -1,8 +1,11 @@
 """What several commands have in common: checked numbers, which process talks, and how it does."""
 
 import argparse
+import difflib
+import itertools
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from bert_fast.numerals import parsed_integer, parsed_number
@@ -31,6 +34,22 @@ def seconds(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text}")
     return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is nearest, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Ends the program (status 2) at an unknown flag, with the nearest: before a missing one is asked for."""
+    every = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    for word in itertools.takewhile(lambda word: word != "--", argv):
+        name = word.partition("=")[0]
+        begun = parser.allow_abbrev and any(flag.startswith(name) for flag in every)
+        if name.startswith("--") and name not in every and not begun:
+            parser.error(printable(f"no flag {name}{nearest(name, every)}"))
 
 
 def is_main_process() -> bool:

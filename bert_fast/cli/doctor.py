@@ -5,12 +5,14 @@ imported, so a broken one cannot stop the report.
 """
 
 import argparse
+import collections
 import importlib.util
 import json
 import os
 import platform
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +22,7 @@ from typing import Any
 from bert_fast import backend, devices, env, native
 from bert_fast._version import __version__
 
+_MOST_REASONS = 5  # of one device that are shown
 BUILD_COMMAND = "pip install -e ."
 
 
@@ -40,7 +43,7 @@ PACKAGES = (
     Package("numpy", "numpy", "token arrays", "pip install 'numpy>=1.26'", "1.26", required=True),
     Package("safetensors", "safetensors", "checkpoints", "pip install 'safetensors>=0.4.3'", "0.4.3", required=True),
     Package("triton", "triton", "the triton back-end", "pip install 'triton>=3.6' (Linux)", "3.6"),
-    Package("transformers", "transformers", "parity tests, demo, benchmarks", "pip install 'bert_fast[demo]'", "4.57"),
+    Package("transformers", "transformers", "fuse, bench, training", "pip install transformers", "4.57"),
     Package("tokenizers", "tokenizers", "parity tests, demo", "pip install 'bert_fast[demo]'", "0.22"),
     Package("pyarrow", "pyarrow", "bert-fast tokenize on Parquet files", "pip install 'bert_fast[parquet]'", "17"),
     Package("accelerate", "accelerate", "training", "pip install 'bert_fast[train]'", "1.0"),
@@ -64,13 +67,14 @@ PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bert-fast doctor`."""
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--verbose", action="store_true", help="Lists all packages, operations and variables.")
+    parser.add_argument("--json", action="store_true", help="Prints the whole report as JSON.")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report; returns 1 if something that bert_fast requires is missing or too old, else 0."""
     report = collect()
-    print(json.dumps(report, indent=2) if arguments.json else render(report))
+    print(json.dumps(report, indent=2) if arguments.json else render(report, arguments.verbose))
     return 0 if report["ok"] else 1
 
 
@@ -250,19 +254,18 @@ def _forced_backend_advice(backends: list[dict[str, Any]]) -> Iterator[str]:
         yield f"BERT_FAST_BACKEND={forced} is forced and cannot run on {device}: {', '.join(ops)}; these will raise"
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report as text for a terminal."""
+def render(report: dict[str, Any], verbose: bool = False) -> str:
+    """The report as text for a terminal: one screen, or with `verbose` every package, operation and variable."""
     system, hardware = report["system"], report["devices"]
     lines = [
         f"bert_fast {report['bert_fast']['version']} in {report['bert_fast']['location']}",
         f"Python {system['python']} ({system['executable']}), {system['platform']}, {system['cpus']} CPUs",
         "",
         "Packages",
+        *(_every_package(report) if verbose else _packages(report)),
     ]
-    for package in report["packages"]:
-        state = package["problem"] or "ok"
-        lines.append(f"  {package['name']:<22} {package['version'] or '-':<14} {state:<14} {package['purpose']}")
-    lines += ["", "NVIDIA apex", f"  {_apex_text(report['apex'])}"]
+    if verbose or report["apex"]["kind"] != "none":
+        lines += ["", "NVIDIA apex", f"  {_apex_text(report['apex'])}"]
     lines += ["", "C++ extension", *(f"  {line}" for line in _native_text(report["native"]))]
     build = f"CUDA {hardware['cuda_build']}" if hardware["cuda_build"] else None
     build = f"ROCm {hardware['hip_build']}" if hardware["hip_build"] else build
@@ -271,17 +274,49 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"  GPU {index}: {name}" + (f"; kernels by {made_by}" if made_by else ""))
     lines += [] if hardware["gpus"] else ["  no GPU"]
     for device in dict.fromkeys(entry["device"] for entry in report["backends"]):
-        lines += ["", f"Back-ends on {device} (fp32, in order of preference)"]
-        for entry in report["backends"]:
-            if entry["device"] == device:
-                lines += _backend_text(entry)
-    lines += ["", "Environment variables"]
-    for variable in report["environment"]:
+        entries = [entry for entry in report["backends"] if entry["device"] == device]
+        if verbose:
+            lines += ["", f"Back-ends on {device} (fp32, in order of preference)"]
+            lines += [line for entry in entries for line in _backend_text(entry)]
+        else:
+            lines += ["", f"Back-ends on {device}", *_backends(entries)]
+    variables = [variable for variable in report["environment"] if verbose or variable["value"] is not None]
+    lines += ["", "Environment variables", *([] if variables else ["  none is set"])]
+    for variable in variables:
         value = "not set" if variable["value"] is None else f"= {variable['value']}"
         lines.append(f"  {variable['name']:<18} {value:<10} {variable['meaning']}")
     lines += ["", "What to do"]
     lines += [f"  - {advice}" for advice in report["advice"]] or ["  nothing: all is there"]
+    lines += [] if verbose else ["", "`bert-fast doctor --verbose` lists every package, operation and variable."]
     return "\n".join(lines)
+
+
+def _every_package(report: dict[str, Any]) -> Iterator[str]:
+    for package in report["packages"]:
+        state = package["problem"] or "ok"
+        yield f"  {package['name']:<22} {package['version'] or '-':<14} {state:<14} {package['purpose']}"
+
+
+def _packages(report: dict[str, Any]) -> list[str]:
+    """Those that are there, and those that are not or are too old, in a few lines."""
+    there = [f"{package['name']} {package['version']}" for package in report["packages"] if not package["problem"]]
+    others = [f"{package['name']} ({package['problem']})" for package in report["packages"] if package["problem"]]
+    words = [f"ok: {', '.join(there)}"] + [f"missing or too old: {', '.join(others)}"] * bool(others)
+    return [line for one in words for line in textwrap.wrap(one, 98, initial_indent="  ", subsequent_indent="    ")]
+
+
+def _backends(entries: list[dict[str, Any]]) -> list[str]:
+    """Which back-end runs how many operations, and why others cannot: each reason once."""
+    taken = collections.Counter(entry["taken"] for entry in entries)
+    lines = [f"  {name} runs {count} of {len(entries)} operations" for name, count in taken.most_common()]
+    reasons = collections.Counter(
+        (candidate["backend"], "; ".join(candidate["reasons"]))
+        for entry in entries
+        for candidate in entry["candidates"]
+        if candidate["reasons"]
+    )
+    lines += [f"  {name} cannot run {count}: {reason}" for (name, reason), count in reasons.most_common(_MOST_REASONS)]
+    return lines
 
 
 def _apex_text(apex: dict[str, Any]) -> str:

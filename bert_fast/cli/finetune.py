@@ -14,7 +14,10 @@ _OF_TASK = "of the task"  # metric_for_best_model, unless a flag names one
 def run(argv: Sequence[str]) -> int:
     """Trains; returns the exit status."""
     if not argv or argv[0].startswith("-"):
-        print(f"usage: bert-fast finetune TASK [--config FILE] [--flag value ...]\n\nTASK: {_TASKS}; each has --help")
+        print(
+            "usage: bert-fast finetune TASK [--config FILE] [--flag value ...]\n\n"
+            f"Trains a model for a task. TASK is one of {_TASKS}; `bert-fast finetune TASK --help` lists its flags."
+        )
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     import torch
     import transformers

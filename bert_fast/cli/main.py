@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bert_fast._version import __version__
-from bert_fast.cli.common import is_main_process, say
+from bert_fast.cli.common import check_flags, is_main_process, nearest, say
 from bert_fast.errors import BackendError, CheckpointError, StoreError, TrainingError
+from bert_fast.terminal import printable
 
 # name (also the module's) -> what `bert-fast --help` says
 COMMANDS = {
-    "bench": "what bert_fast.fuse gives on this machine, beside transformers: a picture and a page",
-    "tokenize": "text files, JSON lines, Parquet columns or stdin, of any size, to a memory-mapped token store",
-    "pretrain": "a model that learns to fill in words from plain text",
-    "finetune": "a pre-trained model that learns a task from examples: classify, ner, qa, choice",
-    "predict": "what a trained model says about examples, of a file or as they come",
-    "doctor": "what is installed, which back-ends can run here, why the others cannot, and what to do about it",
+    "bench": "Times bert_fast.fuse beside transformers on this machine, and draws a picture.",
+    "tokenize": "Turns text of any size into a token store, which training maps into memory.",
+    "pretrain": "Trains a model to fill in words, from plain text.",
+    "finetune": "Trains a model for a task, from examples: classify, ner, qa, choice.",
+    "predict": "Prints what a trained model says about examples, or how good it is.",
+    "doctor": "Says what is installed, what can run here, and what to do about the rest.",
 }
 
 TRAINING = ("pretrain", "finetune", "predict")
@@ -47,7 +48,7 @@ bert_fast {version}: trains and runs BERT-shaped encoders in less time. Four thi
   tokenize   text of any size to token ids that are mapped into memory
              bert-fast tokenize books/*.txt -o corpus --tokenizer DIR
 
-DIR is a folder with a model and its tokenizer, such as transformers' save_pretrained leaves.
+DIR is a folder with a model and its tokenizer, as save_pretrained leaves it, or a name on the hub.
 `bert-fast --help` lists all commands, `bert-fast doctor` says what is installed and what can run here.
 """
 
@@ -61,11 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv:
         print(_OVERVIEW.format(version=__version__), end="")
         return 0
-    parser = argparse.ArgumentParser(prog="bert-fast", description="BERT training kernels and tokenizer: command line")
-    parser.add_argument("--version", action="version", version=f"bert_fast {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    parser = argparse.ArgumentParser("bert-fast", None, "Trains and runs BERT-shaped encoders faster.", add_help=False)
+    _add_help(parser)
+    parser.add_argument("--version", action="version", version=f"bert_fast {__version__}", help="Prints the version.")
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True, title="commands")
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        subparser = subparsers.add_parser(name, help=summary, description=summary, add_help=False)
+        _add_help(subparser)
         # Only the module that is asked for is imported: `--help` and `--version` stay instant.
         if argv[:1] == [name] and name not in TRAINING:
             module = importlib.import_module(f"bert_fast.cli.{name}")
@@ -78,7 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if argv[0] in TRAINING:
                 return int(importlib.import_module(f"bert_fast.cli.{argv[0]}").run(argv[1:]))
-            arguments = parser.parse_args(argv)
+            if argv[0] not in COMMANDS and not argv[0].startswith("-"):
+                parser.error(f"no command {printable(argv[0])}{nearest(argv[0], COMMANDS)}; see bert-fast --help")
+            chosen = subparsers.choices.get(argv[0], parser)
+            check_flags(chosen, argv[1:] if chosen is not parser else argv)
+            arguments, unknown = parser.parse_known_args(argv)
+            if unknown:
+                chosen.error(printable(f"unrecognized arguments: {' '.join(unknown)}"))
             return int(arguments.run(arguments))
         except KeyboardInterrupt:
             return 130
@@ -90,6 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if is_main_process() or isinstance(error, _OF_ONE_PROCESS):
                 say(argv[0], str(error))
             return 1
+
+
+def _add_help(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-h", "--help", action="help", help="Prints this.")
 
 
 def command() -> NoReturn:

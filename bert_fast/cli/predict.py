@@ -13,6 +13,7 @@ from typing import Any
 from bert_fast.cli.training import is_time
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
+from bert_fast.hub import fetch_first, is_hub_name
 from bert_fast.terminal import printable
 
 _USAGE = "usage: bert-fast predict RUN FILE [--flag value ...]"
@@ -34,8 +35,10 @@ def run(argv: Sequence[str]) -> int:
     """Predicts; returns the exit status."""
     if len(argv) < 2 or argv[0].startswith("-") or (argv[1].startswith("-") and argv[1] != "-"):
         print(
-            f"{_USAGE}\n\nRUN: folder of a fine-tuned model. FILE: examples as those it was trained on; -: JSON lines "
-            "of standard input. Flags are those of the task: bert-fast predict RUN FILE --help"
+            f"{_USAGE}\n\nPrints what a trained model says about examples.\n\n"
+            "RUN   Folder of a fine-tuned model, or its name on the hub.\n"
+            "FILE  Examples like those it was trained on; - reads JSON lines from standard input.\n\n"
+            "`bert-fast predict RUN FILE --help` lists the flags, which are those of the task."
         )
         return 0 if "-h" in argv or "--help" in argv else 2
     from bert_fast.cli.arguments import check_fit, make_parser, parsed
@@ -105,7 +108,8 @@ def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
 
     task_of = {task_named(task).model_class.__name__: task for task in TASKS}
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        found = fetch_first(folder, ["config.json"], {}) if is_hub_name(folder) else Path(folder) / "config.json"
+        config = json.loads(found.read_text(encoding="utf-8"))
         names, of_training = config.get("architectures") or [], config.get("task_specific_params") or {}
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: expected the folder of a model, got one without config.json") from None
@@ -115,8 +119,8 @@ def _task_of(folder: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"{folder}: expected a model that gives a text one class, got multi_label_classification")
     for name in names:
         if name in task_of:
-            found = of_training.get(task_of[name]) if isinstance(of_training, dict) else None
-            return task_of[name], found if isinstance(found, dict) else {}
+            how = of_training.get(task_of[name]) if isinstance(of_training, dict) else None
+            return task_of[name], how if isinstance(how, dict) else {}
     raise ValueError(f"{folder}: expected a model of {', '.join(task_of)}, got {', '.join(names) or 'none'}")
 
 

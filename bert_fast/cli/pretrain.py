@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     model_arguments, data, arguments = parsed(parser, argv)
     check_output(arguments.output_dir)
     transformers.set_seed(arguments.seed)
-    tokenizer = model_arguments.tokenizer()
+    tokenizer = model_arguments.tokenizer(without=SIZES)
     task = Pretraining(data, tokenizer)
     model = _model(task.model_class, model_arguments.model_name_or_path, tokenizer, data.max_seq_length)
     check_fit(model.config, tokenizer, data.max_seq_length)
@@ -75,9 +75,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _model(cls: Any, name: str, tokenizer: Any, max_seq_length: int) -> Any:
-    """A model with random weights (a size of `SIZES`, a config.json), or with those of a folder."""
+    """A model with random weights (a size of `SIZES`, a config.json), or with those of a folder or name."""
     import torch
 
+    from bert_fast.errors import CheckpointError
+    from bert_fast.hub import is_hub_name
     from bert_fast.models import BertConfig
 
     if name in SIZES:
@@ -91,6 +93,10 @@ def _model(cls: Any, name: str, tokenizer: Any, max_seq_length: int) -> Any:
         return cls(BertConfig.from_json_file(name))
     if Path(name).is_dir():
         return cls.from_pretrained(name, dtype=torch.float32)
-    raise ValueError(
-        f"model_name_or_path: expected one of {', '.join(SIZES)}, a config.json or a folder of a model, got {name!r}"
-    )
+    expected = f"model_name_or_path: expected one of {', '.join(SIZES)}, a config.json or a model"
+    if not is_hub_name(name):
+        raise ValueError(f"{expected}, got {name!r}")
+    try:
+        return cls.from_pretrained(name, dtype=torch.float32)
+    except CheckpointError as error:
+        raise CheckpointError(f"{expected}; {error}") from error

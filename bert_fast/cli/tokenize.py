@@ -26,30 +26,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         width=80,
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "formats:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in FORMATS.items())
-    parser.add_argument("files", nargs="+", metavar="FILE", help="read one after the other; - is stdin")
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the store; made if it is not there")
+    parser.epilog = "Formats:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in FORMATS.items())
+    parser.add_argument("files", nargs="+", metavar="FILE", help="Text, read in this order; - is standard input.")
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="Folder of the store.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--tokenizer", metavar="DIR", help="what save_pretrained wrote, or a tokenizer.json")
-    source.add_argument("--vocab", metavar="PATH", help="a vocab.txt, of an uncased model unless --cased")
-    parser.add_argument("--cased", action="store_true", help="with --vocab: keep case and accents")
+    source.add_argument("--tokenizer", metavar="DIR", help="Folder, name on the hub, or tokenizer.json.")
+    source.add_argument("--vocab", metavar="PATH", help="A vocab.txt, of an uncased model unless --cased.")
+    parser.add_argument("--cased", action="store_true", help="With --vocab: keep case and accents.")
     parser.add_argument(
-        "--format", choices=["auto", *FORMATS], default="auto", help="default: by the ending of each name, else text"
+        "--format",
+        choices=["auto", *FORMATS],
+        default="auto",
+        help="Format of the texts. [by the ending of each name, else text]",
     )
-    parser.add_argument(
-        "--field", default="text", metavar="NAME", help="key or column of the text; default: %(default)s"
-    )
+    parser.add_argument("--field", default="text", metavar="NAME", help="Key or column of the text. [%(default)s]")
     parser.add_argument(
         "--errors", choices=["strict", "replace"], default="strict",
-        help="bytes that are not UTF-8 end the run with their place, or count as U+FFFD; default: %(default)s",
+        help="Bytes that are not UTF-8 end the run with their place, or count as U+FFFD. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=natural, default=0, metavar="N", help="threads that tokenize; default: one per processor"
+        "--workers", type=natural, default=0, metavar="N", help="Threads that tokenize. [one per processor]"
     )
     parser.add_argument(
-        "--checkpoint", type=seconds, default=5.0, metavar="SECONDS", help="work that a crash may cost; default: 5"
+        "--checkpoint", type=seconds, default=5.0, metavar="SECONDS", help="Work that a crash may cost. [%(default)s]"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    parser.add_argument("--quiet", action="store_true", help="Show the result only, no progress.")
 
 
 def run(arguments: argparse.Namespace) -> int:

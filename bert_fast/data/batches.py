@@ -94,8 +94,10 @@ class Batches:
 
     Pickles without plans: workers plan for themselves.
 
-    Raises: TypeError, ValueError naming the argument; when an epoch is planned, for lengths that are none, and for an
-        example that is longer than max_tokens.
+    Raises:
+        TypeError, ValueError: the message names the argument. When an epoch is planned: a length is none, or an example
+            is longer than max_tokens.
+
     Source: Johnson et al. 1974 (doi:10.1137/0203025), best fit.
     """
 

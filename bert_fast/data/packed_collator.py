@@ -30,12 +30,19 @@ class PackedCollator:
     as `labels`; `attention_mask` does not come out: tokens that it marks with 0 are left out. Every batch has
     cu_seqlens (int32 [B + 1]) and max_seqlen (int).
 
-    collator: one for padded batches, to do before what it does to its batch, as
-        `transformers.DataCollatorForLanguageModeling(tokenizer)` masks tokens; what it returns must hold an
-        attention_mask [B, S]. Then its padding is removed: [B, S, ...] to [T, ...], other entries stay.
+    Args:
+        collator: one for padded batches, to do before what it does to its batch, as
+            `transformers.DataCollatorForLanguageModeling(tokenizer)` masks tokens; what it returns must hold an
+            attention_mask [B, S]. Then its padding is removed: [B, S, ...] to [T, ...], other entries stay.
 
     Travels to worker processes if the collator does. Raises, when called, TypeError or ValueError with the number of
     the feature: no mapping, without input_ids, other keys than the first, a value that fits neither tokens nor number.
+
+    Example:
+        >>> features = [{"input_ids": [5, 6], "label": 1}, {"input_ids": [7], "label": 0}]
+        >>> batch = bert_fast.PackedCollator()(features)
+        >>> batch["input_ids"].tolist(), batch["cu_seqlens"].tolist(), batch["labels"].tolist()
+        ([5, 6, 7], [0, 2, 3], [1, 0])
     """
 
     def __init__(self, collator: Callable[[list[Any]], Mapping[str, Any]] | None = None) -> None:

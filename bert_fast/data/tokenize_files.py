@@ -81,12 +81,23 @@ def tokenize_files(
         checkpoint_seconds: how much time at most passes until what is written also survives a crash.
         report: called after every block.
 
+    Returns:
+        The complete `TokenStore`, open.
+
     Raises:
         OSError: a file cannot be read.
         SourceError: a source is not what its format says; see `errors`.
         StoreError: the directory holds something else, or a store that was begun with other files, options or another
             tokenizer; another process writes it; it cannot be written (disk full). What was finished is kept.
         TypeError, ValueError: a wrong argument; an added token that the format's line ends would change.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "x.txt").write_text("a text a")
+        ...     store = data.tokenize_files([f"{folder}/x.txt"], f"{folder}/store", bert_fast.BertTokenizer(words))
+        ...     len(store), store[0].tolist()
+        (1, [5, 6, 5])
     """
     checkpoint_seconds = _checked_seconds(checkpoint_seconds)
     num_threads = check_count("num_threads", num_threads, 0, _MAX_THREADS)

@@ -15,8 +15,15 @@ _CANDIDATES = 64  # of each kind: sizes that budgets may have, of thousands of b
 class Budget:
     """The most that a batch may hold; one graph is captured for each.
 
-    max_tokens: of all sequences together. max_sequences: their number. max_seqlen: tokens of the longest.
-    max_labels: entries of masked_lm_positions, for batches that have it.
+    Args:
+        max_tokens: of all sequences together.
+        max_sequences: their number.
+        max_seqlen: tokens of the longest.
+        max_labels: entries of masked_lm_positions, for batches that have it.
+
+    Example:
+        >>> graphs.Budget(max_tokens=4096, max_sequences=32, max_seqlen=128).max_tokens
+        4096
     """
 
     max_tokens: int
@@ -58,17 +65,27 @@ class Budget:
 def budgets_for(sizes: Sequence[Sequence[int]], max_seqlen: int, filler: float = 0.05, most: int = 8) -> list[Budget]:
     """The fewest budgets in which batches of these sizes fill little up, by max_tokens; each batch fits into one.
 
-    sizes: (tokens, sequences) of every batch, or (tokens, sequences, entries of masked_lm_positions).
-    max_seqlen: of every budget.
-    filler: tokens that are filled up, as a share of those of the budgets that all batches take: at most this, unless
-        `most` budgets leave more.
-    most: number of budgets.
+    Args:
+        sizes: (tokens, sequences) of every batch, or (tokens, sequences, entries of masked_lm_positions).
+        max_seqlen: of every budget.
+        filler: tokens that are filled up, as a share of those of the budgets that all batches take: at most this,
+            unless `most` budgets leave more.
+        most: number of budgets.
+
+    Returns:
+        The budgets (list of `Budget`), by max_tokens.
 
     The last budget is as large as the largest batch. A larger budget has room for the sequences and labels of all
     batches with fewer tokens. No other choice is better; of batches of more than 128 sizes, no other among so many
     (half of them quantiles of the batches, half evenly apart on a logarithmic scale).
 
-    Raises: TypeError, ValueError naming the argument.
+    Raises:
+        TypeError, ValueError: the message names the argument.
+
+    Example:
+        >>> budgets = graphs.budgets_for([(100, 4), (120, 4), (1000, 30)], max_seqlen=128)
+        >>> [budget.max_tokens for budget in budgets]
+        [120, 1000]
     """
     batches = _checked_sizes(sizes)
     max_seqlen, most = check_count("max_seqlen", max_seqlen, 1), check_count("most", most, 1)

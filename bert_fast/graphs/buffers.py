@@ -25,14 +25,19 @@ class TokenBuffers:
     entry `loss_mask` (bool [sequences]) that says which count, where neither the example nor `fill` says otherwise.
     start_positions and end_positions lie past every sequence; masked_lm_positions name the last token.
 
-    example: a packed batch (input_ids or inputs_embeds, cu_seqlens, max_seqlen, whatever else the model takes), which
-        says what entries there are, their dtypes, and by their sizes whether they belong to tokens, to sequences, to
-        questions of num_choices sequences, or to masked_lm_positions. Later batches have the same entries.
-    fill: by entry, what unused places hold instead; other entries hold 0.
+    Args:
+        example: a packed batch (input_ids or inputs_embeds, cu_seqlens, max_seqlen, whatever else the model takes),
+            which says what entries there are, their dtypes, and by their sizes whether they belong to tokens, to
+            sequences, to questions of num_choices sequences, or to masked_lm_positions. Later batches have the same
+            entries.
+        fill: by entry, what unused places hold instead; other entries hold 0.
+
     batch (dict): the entries as a model takes them; max_seqlen is the budget's.
 
-    Raises: TypeError, ValueError naming the entry; ValueError for labels of tokens or questions that are no integers,
-        which no loss here leaves out, unless `fill` names them.
+    Raises:
+        TypeError, ValueError: the message names the entry.
+        ValueError: labels of tokens or questions are no integers, which no loss here leaves out, and `fill` does not
+            name them.
     """
 
     def __init__(

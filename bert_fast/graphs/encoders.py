@@ -30,9 +30,10 @@ _GLOBAL_HOOKS = [getattr(_global, f"_global{name}") for name in _HOOKS]
 class EncoderGraphs:
     """Replays an encoder's layers: a graph for forward and one for backward, captured for each budget when it is met.
 
-    budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number of
-        sequences; max_labels is not looked at. One that fits into none runs as it is; a warning says so once.
-        Tokens that a batch does not use are computed, too, and reach neither the output nor a gradient.
+    Args:
+        budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number
+            of sequences; max_labels is not looked at. One that fits into none runs as it is; a warning says so once.
+            Tokens that a batch does not use are computed, too, and reach neither the output nor a gradient.
 
     Set as `encoder.graphs` (`bert_fast.fuse(model, graphs=budgets)` does). Everything around the layers stays as it
     was, and so do gradient accumulation, DDP's buckets, clipping and optimizers: gradients leave backward as fresh

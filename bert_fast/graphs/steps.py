@@ -13,7 +13,21 @@ from bert_fast.graphs.buffers import TokenBuffers, check_batch
 
 
 def check_device(name: str, device: torch.device | str) -> None:
-    """Raises BackendError, naming the argument, unless the device can capture graphs."""
+    """Checks that a device can capture graphs.
+
+    Args:
+        name: of the argument.
+        device: what is checked.
+
+    Raises:
+        BackendError: it cannot.
+
+    Example:
+        >>> graphs.check_device("device", "cpu")
+        Traceback (most recent call last):
+        ...
+        bert_fast.errors.BackendError: device: expected a CUDA device (graphs are CUDA's), got cpu
+    """
     if torch.device(device).type != "cuda":
         raise BackendError(f"{name}: expected a CUDA device (graphs are CUDA's), got {device}")
     if not torch.cuda.is_available():
@@ -23,17 +37,18 @@ def check_device(name: str, device: torch.device | str) -> None:
 class CapturedStep:
     """A training step that is captured once per budget and replayed from then on.
 
-    step: called with the batch (a dict at fixed addresses), does all of a step on one device: forward, backward,
-        clipping, optimizer, `zero_grad`; returns tensors (in any nesting of dicts, lists and tuples) or None. What it
-        does on the host happens while it is captured and never again: no `.item()`, no printing; a learning rate that
-        changes is a tensor on the device, and optimizers are capturable (`optim.AdamW` and `Lamb` are). Losses must
-        leave out what fills a batch up (see `TokenBuffers`), as those of all models here do. Give masked words by
-        masked_lm_positions: to look for them would sync.
-    budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number of
-        sequences. One that fits into none runs as it is, uncaptured; the first time a warning says why.
-    num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps like
-        any other: each call is exactly one, on its own batch.
-    fill: see `TokenBuffers`. Models that `fuse` changed take no loss_mask: {"labels": -100} where they classify.
+    Args:
+        step: called with the batch (a dict at fixed addresses), does all of a step on one device: forward, backward,
+            clipping, optimizer, `zero_grad`; returns tensors (in any nesting of dicts, lists and tuples) or None. What
+            it does on the host happens while it is captured and never again: no `.item()`, no printing; a learning rate
+            that changes is a tensor on the device, and optimizers are capturable (`optim.AdamW` and `Lamb` are). Losses
+            must leave out what fills a batch up (see `TokenBuffers`), as those of all models here do. Give masked words
+            by masked_lm_positions: to look for them would sync.
+        budgets: a batch takes the first that it fits into, by tokens, then by the longest sequence, then by the number
+            of sequences. One that fits into none runs as it is, uncaptured; the first time a warning says why.
+        num_warmup: calls of every budget that run as they are, on a side stream, before the capture. They are steps
+            like any other: each call is exactly one, on its own batch.
+        fill: see `TokenBuffers`. Models that `fuse` changed take no loss_mask: {"labels": -100} where they classify.
 
     Dropout is fresh in every replay: models draw their seed on the device, from PyTorch's generator, whose state CUDA
     graphs advance. Memory of the graphs of all budgets is shared: what a call returns is overwritten by the next.

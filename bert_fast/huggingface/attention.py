@@ -22,6 +22,14 @@ def register_attention() -> None:
 
     It runs dropout and padding without a [S, S] mask; causal and other masks, position biases, grouped keys and cross
     attention work too, on the same op. In transformers 4 BERT itself does not ask this registry.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.register_attention()
+        >>> model = transformers.AutoModel.from_config(config, attn_implementation="bert_fast")
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import bidirectional_mask_function, eager_mask

@@ -53,6 +53,10 @@ class _ReplacementModel(_Replacement):
         super().__init__(*args, **kwargs)
         swap_in(self)  # type: ignore[arg-type]
 
+    def extra_repr(self) -> str:
+        """What `print(model)` shows first, so that a fused model is told from an untouched one."""
+        return "\n".join(filter(None, ("fused by bert_fast", super().extra_repr())))  # type: ignore[misc]
+
 
 _fused: dict[type, type] = {}  # class -> its fused class
 _originals: dict[type, type] = {}  # the other way

@@ -1,4 +1,4 @@
-"""fuse and unfuse: a model's classes change, and nothing else."""
+"""fuse and unfuse: a model's classes change; query, key and value move side by side in memory."""
 
 import copy
 from collections.abc import Sequence
@@ -14,24 +14,40 @@ _M = TypeVar("_M", bound=nn.Module)
 def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     """Makes every BERT of `transformers` inside a model fast, in place, and every model of a family like it.
 
-    Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of the models,
-    of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Calls
-    for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
-    model are fused as well. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
-    scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
-    before or after `.to`, loading, and the injection of PEFT's adapters.
+    Modules, parameters, configuration, hooks and signatures stay as they are, by identity. The classes of the models,
+    of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Query,
+    key and value of a layer move side by side in memory. Calls for which something speaks against the packed path
+    (`why_not` says what) run transformers' own code. Copies and pickles of the model are fused as well, and
+    `print(model)` says so. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
+    scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs; before or after
+    `.to`, loading, and the injection of PEFT's adapters.
 
-    model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists
-        them): one with a head, of an Auto class, of sentence-transformers, of a class derived from these.
-    graphs: budgets of tokens (`bert_fast.graphs.Budget`; `graphs.budgets_for` chooses them) for which the layers are
-        captured as CUDA graphs, forward and backward, and replayed whoever calls the model
-        (`bert_fast.graphs.EncoderGraphs` says when). Fusing again with other budgets replaces them; None: as it was.
-    Returns: model.
+    Args:
+        model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists
+            them): one with a head, of an Auto class, of sentence-transformers, of a class derived from these.
+        graphs: budgets of tokens (`bert_fast.graphs.Budget`; `graphs.budgets_for` chooses them) for which the layers
+            are captured as CUDA graphs, forward and backward, and replayed whoever calls the model
+            (`bert_fast.graphs.EncoderGraphs` says when). Fusing again with other budgets replaces them; None: as it
+            was.
+
+    Returns:
+        model.
 
     Raises:
         TypeError: model is no module, or an entry of graphs no Budget.
         ValueError: no model of a family is inside, or no budget in graphs.
         BackendError: graphs without a CUDA device.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.fuse(transformers.BertModel(config))
+        >>> "fused by bert_fast" in repr(model)
+        True
+        >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+        torch.Size([1, 3, 16])
     """
     from bert_fast.huggingface.classes import encoders, join_projections, swap_in
     from bert_fast.huggingface.families import model_names
@@ -53,11 +69,24 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
 def unfuse(model: _M) -> _M:
     """Undoes `fuse`, in place: what is left is a model of transformers like any other. Parameters stay, by identity.
 
-    Returns: model; one that is not fused is left as it is.
+    Args:
+        model: as for `fuse`; one that is not fused is left as it is.
+
+    Returns:
+        model.
 
     Raises:
         TypeError: model is no module.
         ValueError: a class was derived from a fused one, as `fully_shard` does; nothing is changed then.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.fuse(transformers.BertModel(config))
+        >>> "fused by bert_fast" in repr(bert_fast.unfuse(model))
+        False
     """
     from bert_fast.huggingface.classes import swap_out
 
@@ -69,12 +98,28 @@ def unfuse(model: _M) -> _M:
 def why_not(model: nn.Module, **inputs: Any) -> list[str]:
     """Why calls of a model run transformers' own code, one line a reason; empty where they are packed.
 
-    inputs: arguments of forward without a head, such as output_attentions=True; without any, what lies in the
-        process, the model and its configuration is listed, of one of sentence-transformers also what keeps it from
-        packing texts.
+    Args:
+        model: as for `fuse`.
+        inputs: arguments of forward without a head, such as output_attentions=True; without any, what lies in the
+            process, the model and its configuration is listed, of one of sentence-transformers also what keeps it from
+            packing texts.
+
+    Returns:
+        The reasons (list of str), each once.
 
     Raises:
         TypeError: model is no module.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.fuse(transformers.BertModel(config))
+        >>> bert_fast.why_not(model)
+        []
+        >>> bert_fast.why_not(model, input_ids=torch.tensor([[1, 2]]), output_attentions=True)
+        ['output_attentions: probabilities are asked for']
     """
     from bert_fast.huggingface.fused import Fused, FusedAround
     from bert_fast.huggingface.heads import FusedSummaryHead

@@ -11,7 +11,17 @@ _wrapped: dict[type, tuple[Any, Any]] = {}  # class -> its __init__ and ours
 
 
 class Patch:
-    """What `patch_transformers` returns; as a context manager it ends with the block."""
+    """What `patch_transformers` returns; as a context manager it ends with the block.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> patch = bert_fast.patch_transformers()
+        >>> model = transformers.BertModel(config)  # fused
+        >>> patch.undo()
+    """
 
     def undo(self) -> None:
         """Ends this patch: models made afterwards are as before, unless another patch holds. Twice is once."""
@@ -39,8 +49,20 @@ def patch_transformers() -> Patch:
     That is whatever runs the constructor of their classes or of classes derived from them: construction,
     from_pretrained, Auto classes, pipelines, models with one as a part. Models that exist stay as they are, and
     those made under the patch stay fused when it ends. If sentence-transformers was imported before, its models as a
-    whole are among them. Patching twice is fine: each patch is undone on its own.
-    Thread-safe.
+    whole are among them. Patching twice is fine: each patch is undone on its own. Thread-safe.
+
+    Returns:
+        The `Patch`: `undo()` ends it, and so does the end of a `with` block.
+
+    Example:
+        >>> import transformers
+        >>> config = transformers.BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> with bert_fast.patch_transformers():
+        ...     model = transformers.BertModel(config)
+        >>> bert_fast.why_not(model)
+        []
     """
     from bert_fast.huggingface.classes import all_models, around
 

@@ -31,20 +31,36 @@ def cached_loss(
         value = losses.cached_loss(encode, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
         value.backward()
 
-    encode: a part to its embeddings [n, ...], any n; what it draws, it draws from PyTorch's generators of the CPU and
-        of the current GPU: these are set back for the second time. It may not depend on anything else that changes.
-    parts: at least one. loss: of the embeddings of all parts, one behind the other [B, ...], a Tensor []. The
-        activations of the last part are there while it is made.
-    no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all parts
-        but the one that goes last, which is the first.
-    Returns: the loss (Tensor []). Its gradients come by `backward()`, into `grad` of what `encode` uses: functions that
+    Args:
+        encode: a part to its embeddings [n, ...], any n; what it draws, it draws from PyTorch's generators of the CPU
+            and of the current GPU: these are set back for the second time. It may not depend on anything else that
+            changes.
+        parts: at least one.
+        loss: of the embeddings of all parts, one behind the other [B, ...], a Tensor []. The activations of the last
+            part are there while it is made.
+        no_sync: of a model whose backward exchanges gradients (`DistributedDataParallel.no_sync`); entered for all
+            parts but the one that goes last, which is the first.
+
+    Returns:
+        the loss (Tensor []). Its gradients come by `backward()`, into `grad` of what `encode` uses: functions that
         return gradients (`torch.autograd.grad`) do not see through it. Without gradients: `loss` of all embeddings.
-    Raises: ValueError, TypeError naming the argument; in backward RuntimeError if a part comes out with another shape
-        the second time.
+
+    Raises:
+        ValueError, TypeError: the message names the argument.
+        RuntimeError: in backward, a part comes out with another shape the second time.
+
     Parameters without a gradient get the one that `loss(torch.cat([encode(part) for part in parts])).backward()` gives
     them, to the last bit where `encode` uses a parameter once: parts go back from the last to the first, as autograd
     takes them. (Where it uses one twice, queries apart from documents, say, sums are taken in another order.)
     Source: Gao et al. 2021 (arXiv:2101.06983).
+
+    Example:
+        >>> encoder = torch.nn.Linear(4, 8)
+        >>> parts = list(torch.randn(6, 2, 4).split(2))  # three parts of two pairs
+        >>> loss = losses.cached_loss(encoder, parts, lambda e: losses.in_batch_negatives(e[:, 0], e[:, 1]))
+        >>> loss.backward()
+        >>> encoder.weight.grad.shape
+        torch.Size([8, 4])
     """
     if not len(parts):
         raise ValueError("parts: expected at least one, got none")

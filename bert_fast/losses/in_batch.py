@@ -28,23 +28,40 @@ def in_batch_negatives(
 ) -> Tensor:
     """Mean over queries i of lse over documents j of s_ij, less s_ii; s_ij: the scaled similarity of the two.
 
-    queries (Tensor [B, D], B >= 1), documents (Tensor [N, D], N >= B): of one floating dtype and device. Document i < B
-        belongs to query i; those from B on are negatives of all queries, as hard ones are.
-    scale: 1 / temperature; a Tensor [] may be learned.
-    similarity: "cosine", or "dot".
-    symmetric: the mean of that and of the same loss with documents i < B asking and queries answering.
-    query_groups (Tensor [B]), document_groups (Tensor [N]), int64 or int32, both or neither: a document of a query's
-        group that is not its own is no negative of it: duplicates, several passages of one answer.
-    gather: documents of all processes of `process_group` (default: all there are) are negatives, and queries where
-        symmetric. Every process needs the same B and N. Gradients go back to where a document was encoded, so that
-        their mean over processes, as DistributedDataParallel takes it, is that of the mean of the processes' losses.
-    backend: as for ops.
-    Returns: loss (Tensor [], fp32; fp64 for fp64).
-    Raises: TypeError, ValueError naming the argument.
-    Precision: in fp32 (fp64 for fp64), under autocast too: a score of 20 has steps of 0.125 in bf16. On a GPU products
-        follow `torch.backends.cuda.matmul.allow_tf32`.
+    Args:
+        queries (Tensor [B, D], floating): B >= 1.
+        documents (Tensor [N, D], dtype of queries): N >= B. Document i < B belongs to query i; those from B on are
+            negatives of all queries, as hard ones are.
+        scale: 1 / temperature; a Tensor [] may be learned.
+        similarity: "cosine", or "dot".
+        symmetric: the mean of that and of the same loss with documents i < B asking and queries answering.
+        query_groups (Tensor [B], int64 or int32): a document of a query's group that is not its own is no negative of
+            it: duplicates, several passages of one answer. With document_groups, or neither.
+        document_groups (Tensor [N], int64 or int32): the group of each document.
+        gather: documents of all processes of `process_group` (default: all there are) are negatives, and queries where
+            symmetric. Every process needs the same B and N. Gradients go back to where a document was encoded, so that
+            their mean over processes, as DistributedDataParallel takes it, is that of the mean of the processes'
+            losses.
+        process_group: whose documents are gathered; None: all processes.
+        backend: as for ops.
+
+    Returns:
+        loss (Tensor [], fp32; fp64 for fp64).
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+
+    Precision:
+        in fp32 (fp64 for fp64), under autocast too: a score of 20 has steps of 0.125 in bf16. On a GPU products follow
+        `torch.backends.cuda.matmul.allow_tf32`.
+
     Memory: blocks of scores of a fixed size, and a copy of queries and documents with their gradients.
     Source: Henderson et al. 2017 (arXiv:1705.00652), section 4.4; van den Oord et al. 2018 (arXiv:1807.03748).
+
+    Example:
+        >>> queries, documents = torch.eye(3), torch.eye(3)  # each query has its document
+        >>> losses.in_batch_negatives(queries, documents, scale=20.0).item() < 1e-6
+        True
     """
     _check(queries, documents, similarity, query_groups, document_groups)
     num_queries, rank = len(queries), torch.distributed.get_rank(process_group) if gather else 0

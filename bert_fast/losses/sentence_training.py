@@ -22,15 +22,21 @@ class InBatchNegatives(nn.Module):
     `mini_batch_num_tokens` the activations of some rows of the batch are in memory at a time (`cached_loss`), as they
     are in `CachedMultipleNegativesRankingLoss`, and gradients are those of the whole batch under dropout, too.
 
-    model: makes "sentence_embedding" [B, D] of the features of a column of the dataset.
-    scale, similarity, symmetric: see `in_batch_negatives`.
-    gather_across_devices: documents of all processes are negatives.
-    mini_batch_size: rows that are encoded at a time; None: all.
-    mini_batch_num_tokens: tokens without padding, of all columns together, that are encoded at a time: as many rows as
-        fit, in their order, and at least one. Short texts then share a forward pass, and memory has one bound for
-        batches of any lengths. Instead of mini_batch_size.
+    Args:
+        model: makes "sentence_embedding" [B, D] of the features of a column of the dataset.
+        scale: see `in_batch_negatives`.
+        similarity: see `in_batch_negatives`.
+        symmetric: see `in_batch_negatives`.
+        gather_across_devices: documents of all processes are negatives.
+        mini_batch_size: rows that are encoded at a time; None: all.
+        mini_batch_num_tokens: tokens without padding, of all columns together, that are encoded at a time: as many rows
+            as fit, in their order, and at least one. Short texts then share a forward pass, and memory has one bound
+            for batches of any lengths. Instead of mini_batch_size.
+
     Columns of the dataset: queries, documents that answer them, and any number of columns of hard negatives.
-    Raises: ValueError naming the argument.
+
+    Raises:
+        ValueError: the message names the argument.
     """
 
     def __init__(

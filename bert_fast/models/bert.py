@@ -28,7 +28,11 @@ from bert_fast.modules.pooler import BertPooler
 
 
 class BertPreTrainedModel(PretrainedMixin, nn.Module):
-    """What all models share: construction from a configuration, loading and saving, initial weights."""
+    """What all models share: construction from a configuration, loading and saving, initial weights.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -248,8 +252,20 @@ class BertModel(PackedBertModel, BertPreTrainedModel):
     Differences: hidden states of padding are exactly 0 (Hugging Face leaves them undefined), and the pooler reads the
     first kept token of each sequence.
 
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+        add_pooling_layer: whether there is a pooler, which makes `pooler_output`.
+
     Raises:
         ValueError: the configuration asks for cross-attention in an encoder.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.BertModel(config).eval()
+        >>> model(torch.tensor([[1, 2, 3]])).pooler_output.shape
+        torch.Size([1, 16])
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:

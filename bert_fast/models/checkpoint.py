@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import open_regular, path_string
+from bert_fast.hub import fetch_first
 from bert_fast.models.config_checks import shown
-from bert_fast.models.hub import fetch_first
 from bert_fast.models.json_file import read_json
 from bert_fast.models.keys import KeyMatch, canonical_key, match_keys, oriented
 

@@ -24,7 +24,19 @@ def _classifier_dropout(config: BertConfig) -> float:
 
 
 class BertForSequenceClassification(BertPreTrainedModel):
-    """BERT with a linear layer on the dropped-out pooled first token: classification or regression."""
+    """BERT with a linear layer on the dropped-out pooled first token: classification or regression.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.BertForSequenceClassification(config)
+        >>> model(torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).logits.shape
+        torch.Size([1, 2])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -60,7 +72,18 @@ class BertForSequenceClassification(BertPreTrainedModel):
 
 
 class BertForNextSentencePrediction(BertPreTrainedModel):
-    """BERT that tells whether the second part of a text follows the first."""
+    """BERT that tells whether the second part of a text follows the first.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.BertForNextSentencePrediction(config)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 2])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -107,7 +130,18 @@ class BertOnlyNSPHead(nn.Module):
 
 
 class BertForMultipleChoice(BertPreTrainedModel):
-    """BERT that scores every choice by itself and takes the softmax over choices."""
+    """BERT that scores every choice by itself and takes the softmax over choices.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.BertForMultipleChoice(config)(torch.ones(1, 4, 3, dtype=torch.long)).logits.shape
+        torch.Size([1, 4])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -185,7 +219,18 @@ def _of_choices(name: str, value: Tensor | None) -> Tensor | None:
 
 
 class BertForTokenClassification(BertPreTrainedModel):
-    """BERT with a linear layer on every dropped-out token."""
+    """BERT with a linear layer on every dropped-out token.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.BertForTokenClassification(config)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 2])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

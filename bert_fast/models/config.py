@@ -14,9 +14,9 @@ import torch
 from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, path_string, write_atomically
+from bert_fast.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.config_checks import FIELD_CHECKS, at_least, shown
 from bert_fast.models.foreign_arguments import refuse_foreign, without_foreign
-from bert_fast.models.hub import fetch_first, is_hub_name, local_place, take_hub_options
 from bert_fast.models.json_file import read_json
 
 CONFIG_NAMES = ("config.json", "bert_config.json")  # in order of preference; the second is Google's original name
@@ -68,6 +68,11 @@ class BertConfig:
 
     Raises:
         TypeError, ValueError: a value of the wrong type or out of range; the message names field, expected and actual.
+
+    Example:
+        >>> config = BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
+        >>> config.hidden_size, config.intermediate_size
+        (128, 3072)
     """
 
     vocab_size: int = 30522

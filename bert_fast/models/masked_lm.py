@@ -98,7 +98,19 @@ class _WordModel(BertPreTrainedModel):
 
 
 class BertForMaskedLM(_WordModel):
-    """BERT with the masked-LM head."""
+    """BERT with the masked-LM head.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model, ids = bert_fast.BertForMaskedLM(config), torch.tensor([[1, 2, 3]])
+        >>> model(ids, labels=ids).loss.shape
+        torch.Size([])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -139,7 +151,19 @@ class BertForMaskedLM(_WordModel):
 
 
 class BertForPreTraining(_WordModel):
-    """BERT with the masked-LM and the next-sentence head, as pre-trained."""
+    """BERT with the masked-LM and the next-sentence head, as pre-trained.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> output = bert_fast.BertForPreTraining(config).eval()(torch.tensor([[1, 2, 3]]))
+        >>> output.prediction_logits.shape, output.seq_relationship_logits.shape
+        (torch.Size([1, 3, 30]), torch.Size([1, 2]))
+    """
 
     cls: BertPreTrainingHeads
 
@@ -178,7 +202,11 @@ class BertForPreTraining(_WordModel):
 
 
 class BertLMHeadModel(_WordModel):
-    """BERT as a left-to-right language model: config.is_decoder makes every token see only those before it."""
+    """BERT as a left-to-right language model: config.is_decoder makes every token see only those before it.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

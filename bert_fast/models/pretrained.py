@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bert_fast.checks import check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, path_string
+from bert_fast.hub import is_hub_name, local_place, take_hub_options
 from bert_fast.models.checkpoint import (
     LoadReport,
     fetch_weights,
@@ -26,7 +27,6 @@ from bert_fast.models.checkpoint_writer import save_checkpoint
 from bert_fast.models.config import BertConfig
 from bert_fast.models.config_checks import is_parameter_dtype, shown
 from bert_fast.models.foreign_arguments import one_device, renamed, without_foreign
-from bert_fast.models.hub import is_hub_name, local_place, take_hub_options
 from bert_fast.models.initial_values import draw, weights_follow
 from bert_fast.models.shapes import check_sizes
 

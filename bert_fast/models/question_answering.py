@@ -11,7 +11,18 @@ from bert_fast.modules.fusable import head_linear
 
 
 class BertForQuestionAnswering(BertPreTrainedModel):
-    """BERT with two scores for every token."""
+    """BERT with two scores for every token.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> bert_fast.BertForQuestionAnswering(config)(torch.tensor([[1, 2, 3]])).start_logits.shape
+        torch.Size([1, 3])
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)

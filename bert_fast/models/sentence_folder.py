@@ -16,10 +16,12 @@ from typing import Any
 from bert_fast.checks import check_choice, check_count, check_flag
 from bert_fast.errors import CheckpointError
 from bert_fast.files import path_name, write_atomically
+from bert_fast.hub import FileAbsent, fetch_together, take_hub_options
 from bert_fast.models.json_file import read_json
 from bert_fast.models.pooling import POOLINGS, Pooling
 
 MODULES = "modules.json"
+_BESIDE = ("1_Pooling/config.json", "sentence_bert_config.json", "tokenizer_config.json")
 _MOST_TOKENS = 2**20
 _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -97,6 +99,19 @@ def read_sentence_folder(directory: str | os.PathLike[str]) -> TextEmbedding | N
     if not place.resolve().is_relative_to(directory.resolve()):
         raise CheckpointError(f"{file}: expected a folder within {directory}, got {place}")
     return TextEmbedding(_pooling(place / "config.json"), len(kinds) == 3, _max_length(directory))
+
+
+def fetch_sentence_folder(name: str | os.PathLike[str], options: Mapping[str, Any]) -> Path:
+    """The folder of a name on the hub in its cache, with the files that `read_sentence_folder` reads, if it has them.
+
+    options: those of `hub.HUB_OPTIONS` are used.
+
+    Raises: CheckpointError: see `hub.fetch_first`.
+    """
+    try:
+        return fetch_together(os.fspath(name), [MODULES], _BESIDE, take_hub_options(dict(options)))
+    except FileAbsent:
+        return Path(os.fspath(name))
 
 
 def write_sentence_folder(directory: str | os.PathLike[str], width: int, how: TextEmbedding) -> None:

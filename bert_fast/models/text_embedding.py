@@ -12,13 +12,19 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_fast.checks import check_count, check_shape
 from bert_fast.errors import CheckpointError
+from bert_fast.hub import is_hub_name
 from bert_fast.models.bert import BertModel, BertPreTrainedModel
 from bert_fast.models.config import BertConfig
 from bert_fast.models.forward import Inputs, takes_model_arguments
 from bert_fast.models.outputs import TextEmbeddingOutput
 from bert_fast.models.packed import Encoded
 from bert_fast.models.pooling import pooled
-from bert_fast.models.sentence_folder import TextEmbedding, read_sentence_folder, write_sentence_folder
+from bert_fast.models.sentence_folder import (
+    TextEmbedding,
+    fetch_sentence_folder,
+    read_sentence_folder,
+    write_sentence_folder,
+)
 from bert_fast.modules.call import first_rows
 from bert_fast.ops.dropout import draw_seed
 
@@ -30,6 +36,17 @@ class BertForTextEmbedding(BertPreTrainedModel):
 
     How they do stands in `config.text_embedding`, a dictionary with the fields of `TextEmbedding`; of a folder without
     it, in sentence-transformers' files, else it is the mean over tokens.
+
+    Args:
+        config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
+        ... )
+        >>> model = bert_fast.BertForTextEmbedding(config).eval()
+        >>> model(torch.tensor([[1, 2, 3]])).embeddings.shape
+        torch.Size([1, 16])
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -47,8 +64,9 @@ class BertForTextEmbedding(BertPreTrainedModel):
         config = super().read_config(path, **overrides)
         found = getattr(config, "text_embedding", None)
         try:
-            if found is None and os.path.isdir(path):
-                folder = read_sentence_folder(path)
+            place = fetch_sentence_folder(path, overrides) if is_hub_name(path) else path
+            if found is None and os.path.isdir(place):
+                folder = read_sentence_folder(place)
                 found = None if folder is None else folder.as_dict()
             stored = TextEmbedding.of(found or {}).as_dict()
         except (TypeError, ValueError) as error:

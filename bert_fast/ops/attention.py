@@ -77,6 +77,12 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155), Huang et al. 2020
     (arXiv:2009.13658), method 4, and He et al. 2020 (arXiv:2006.03654), equation 4.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 5, 2, 8)  # five tokens, two heads
+        >>> cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)  # of two texts
+        >>> ops.attention(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=3).shape
+        torch.Size([5, 2, 8])
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
@@ -112,6 +118,13 @@ def attention_with_probabilities(
     the batch. Differentiable through all outputs, any number of times.
 
     Returns: out (Tensor [Tq, A, D]), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype of q).
+
+    Example:
+        >>> q, k, v = torch.randn(3, 5, 2, 8)
+        >>> cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> out, probabilities = ops.attention_with_probabilities(q, k, v, cu_seqlens_q=cu_seqlens, max_seqlen_q=3)
+        >>> [list(of_text.shape) for of_text in probabilities]
+        [[2, 2, 2], [2, 3, 3]]
     """
     given = Attention(  # what is None is put in by `complete`
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, dropout_p,  # type: ignore[arg-type]
@@ -159,6 +172,13 @@ def attention_padded(
     Returns: out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0.
     Costs one device sync for every mask, and none for one on the CPU, where it may be wherever q is. A batch with
     nothing padded gives the bits of the packed call.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 2, 8)  # two rows of four columns, two heads
+        >>> keep = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        >>> out = ops.attention_padded(q, k, v, keep_mask=keep)
+        >>> out[1, 2:].abs().max().item()  # padding
+        0.0
     """
     check_shape("q", q, ("B", "Sq", "A", "D"))
     check_heads(q, k, v, ("B", "Sq"), (q.shape[0], "Sk"))

@@ -53,6 +53,12 @@ def attention_qkv(
 
     Differentiable once, in qkv, bias and the tables; the gradient of qkv is contiguous and written once, in
     place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
+
+    Example:
+        >>> qkv = torch.randn(5, 3, 2, 8)  # as `qkv_projection` makes it
+        >>> cu_seqlens = torch.tensor([0, 2, 5], dtype=torch.int32)
+        >>> ops.attention_qkv(qkv, cu_seqlens=cu_seqlens, max_seqlen=3).shape
+        torch.Size([5, 2, 8])
     """
     given = AttentionQkv(  # softmax_scale is put in by `complete_qkv`
         qkv, cu_seqlens, max_seqlen, softmax_scale, dropout_p, seed, coords, site, causal,  # type: ignore[arg-type]

@@ -22,23 +22,32 @@ def bias_activation(
 ) -> Tensor:
     """y = act(x + bias), elementwise.
 
-    x (Tensor [..., N], fp32/fp16/bf16/fp64): any number of leading dimensions, any strides.
-    bias (Tensor [N] or None): of the dtype of x or, beside half precision, fp32.
-    hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
-        tanh-GELU), "relu", "silu" or "swish", "tanh".
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor, shape and dtype of x), contiguous, never an alias of an input.
+    Args:
+        x (Tensor [..., N], fp32/fp16/bf16/fp64): any number of leading dimensions, any strides.
+        bias (Tensor [N] or None): of the dtype of x or, beside half precision, fp32.
+        hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
+            tanh-GELU), "relu", "silu" or "swish", "tanh".
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor, shape and dtype of x), contiguous, never an alias of an input.
 
     Raises:
         TypeError: x or bias is no tensor of the dtypes above, hidden_act is not a string.
         ValueError: shapes or devices do not fit, hidden_act is none of the names.
         BackendError: the forced back-end cannot run the call.
 
-    Precision: computed in fp32 (fp64 for fp64) and rounded once; on the Triton back-end half-precision results are
-        within 0.56 units in the last place, also where they are tiny (docs/kernels/bias_gelu.md).
+    Precision:
+        computed in fp32 (fp64 for fp64) and rounded once; on the Triton back-end half-precision results are within 0.56
+        units in the last place, also where they are tiny (docs/kernels/bias_gelu.md).
+
     Saves x and bias, not x + bias and not y. Differentiable once, in x and bias. Deterministic: two-stage sums, no
         atomics. No device sync. Autocast casts nothing here, as for PyTorch's activations.
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
+
+    Example:
+        >>> ops.bias_activation(torch.tensor([[-1.0, 1.0]]), torch.tensor([0.5, 0.5]), hidden_act="relu").tolist()
+        [[0.0, 1.5]]
     """
     _check(x, bias, hidden_act)
     is_matrix = x.dim() == 2 and x.stride(0) == x.shape[1]  # a view takes as long as all checks, in backward too
@@ -52,8 +61,21 @@ def bias_gelu(
 ) -> Tensor:
     """y = gelu(x + bias), elementwise, with GELU(z) = z * Phi(z) by erf unless tanh is asked for.
 
-    x (Tensor [..., N]); bias (Tensor [N] or None); approximate: "none" (erf, BERT's default) or "tanh". All else as for
-    `bias_activation`, of which this is a case.
+    Args:
+        x (Tensor [..., N], fp32/fp16/bf16/fp64): as for `bias_activation`, of which this is a case.
+        bias (Tensor [N] or None): as there.
+        approximate: "none" (erf, BERT's default) or "tanh".
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor, shape and dtype of x), contiguous.
+
+    Raises:
+        TypeError, ValueError, BackendError: as for `bias_activation`.
+
+    Example:
+        >>> ops.bias_gelu(torch.tensor([[0.0, 1.0]]), None).tolist()  # doctest: +ELLIPSIS
+        [[0.0, 0.8413...]]
     """
     check_choice("approximate", approximate, _HIDDEN_ACT)
     return bias_activation(x, bias, hidden_act=_HIDDEN_ACT[approximate], backend=backend)

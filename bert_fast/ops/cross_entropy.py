@@ -26,20 +26,32 @@ def cross_entropy(
 ) -> Tensor:
     """Mean of (1 - s) * (lse(z) - z_label) + s * (lse(z) - mean(z)) over labelled rows z, s the smoothing.
 
-    logits (Tensor [N, C], fp32/fp16/bf16/fp64): scores, C >= 1; any strides (a copy is made of columns that do not
-        lie side by side).
-    labels (Tensor [N], int64 or int32): a class in [0, C), or ignore_index for rows that count for nothing: they may
-        hold anything, inf and NaN too.
-    label_smoothing: s in [0, 1].
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: loss (Tensor [], fp32; fp64 for fp64 logits): 0, with zero gradients, where no row is labelled (torch says
-        NaN).
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call. A label
-        out of range is a ValueError on the CPU (elsewhere with BERT_FAST_DEBUG=1); in compiled graphs and on a GPU,
-        where looking would cost a device sync, it makes the loss and the gradient of its row NaN.
+    Args:
+        logits (Tensor [N, C], fp32/fp16/bf16/fp64): scores, C >= 1; any strides (a copy is made of columns that do not
+            lie side by side).
+        labels (Tensor [N], int64 or int32): a class in [0, C), or ignore_index for rows that count for nothing: they
+            may hold anything, inf and NaN too.
+        ignore_index: the label of rows that count for nothing.
+        label_smoothing: s in [0, 1].
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        loss (Tensor [], fp32; fp64 for fp64 logits): 0, with zero gradients, where no row is labelled (torch says NaN).
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call. A label out of range is a ValueError on the CPU
+            (elsewhere with BERT_FAST_DEBUG=1); in compiled graphs and on a GPU, where looking would cost a device sync,
+            it makes the loss and the gradient of its row NaN.
+
     Differentiable once, in logits; their gradient has their dtype. Deterministic: no atomics. No device sync.
     Autocast: logits keep their dtype, all arithmetic inside is fp32 (fp64 for fp64 logits).
     Saves logits, labels and lse (N fp32 numbers). Nothing under `torch.no_grad`.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0], [9.0, 0.0]])
+        >>> round(ops.cross_entropy(logits, torch.tensor([1, -100])).item(), 4)  # the second row is ignored
+        0.6931
     """
     check_shape("logits", logits, ("N", "C"))
     if logits.shape[1] == 0:

@@ -21,7 +21,20 @@ from bert_fast.reference.dropout import dropout_site as dropout_site
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A dropout seed from PyTorch's generator of that device: Tensor [1], int64; no device sync."""
+    """A dropout seed from PyTorch's generator of that device; no device sync.
+
+    Args:
+        device: where the seed is made; `torch.manual_seed` decides what it is.
+
+    Returns:
+        seed (Tensor [1], int64).
+
+    Example:
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch._C.Generator ...>
+        >>> ops.draw_seed(torch.device("cpu")).dtype
+        torch.int64
+    """
     return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
 
 
@@ -71,10 +84,16 @@ def dropout(
 ) -> Tensor:
     """y = x * keep / (1 - p), keep a pure function of (seed, site, row, position, column).
 
-    x (Tensor [T, H], floating): input.
-    seed (Tensor [1], int64): of this forward pass, see `draw_seed`. coords (Tensor [T, 2], int32): (row, position).
-    site (int): of the call, see `dropout_site`. Both may be None where dropout_p is 0.
-    Returns: y (Tensor [T, H], dtype of x); x itself where dropout_p is 0.
+    Args:
+        x (Tensor [T, H], floating): input.
+        seed (Tensor [1], int64): of this forward pass, see `draw_seed`.
+        coords (Tensor [T, 2], int32): (row, position).
+        site (int): of the call, see `dropout_site`.
+        dropout_p: probability of dropping, in [0, 1]; where it is 0, seed and coords may be None.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, H], dtype of x); x itself where dropout_p is 0.
 
     Raises:
         ValueError, TypeError: dropout_p outside [0, 1], wrong shape or dtype.
@@ -82,6 +101,15 @@ def dropout(
 
     Saves seed and coords, never a mask.
     Source: Salmon et al. 2011 (Philox); `reference/dropout.py` is the definition.
+
+    Example:
+        >>> coords = torch.tensor([[0, 0], [0, 1]], dtype=torch.int32)  # two tokens of one text
+        >>> seed, site = torch.tensor([1]), ops.dropout_site(ops.DropoutSite.EMBEDDING)
+        >>> y = ops.dropout(torch.ones(2, 64), 0.5, seed=seed, coords=coords, site=site)
+        >>> sorted(set(y.flatten().tolist()))
+        [0.0, 2.0]
+        >>> torch.equal(y, ops.dropout(torch.ones(2, 64), 0.5, seed=seed, coords=coords, site=site))
+        True
     """
     check_shape("x", x, ("T", "H"))
     check_floating("x", x)

@@ -47,24 +47,45 @@ def dropout_add_layer_norm(
 ) -> Tensor:
     """y = LayerNorm(residual + dropout(x + x_bias)) * weight + bias, over the last dimension.
 
-    x, residual (Tensor [T, H], fp32/fp16/bf16/fp64, one dtype): any strides; H up to 8,192 on the Triton back-end.
-    weight, bias (Tensor [H]), x_bias (Tensor [H] or None): one dtype, that of x or fp32.
-    eps: added to the variance as given.
-    dropout_p: probability of dropping, rounded to a multiple of 2**-16; 0 in evaluation.
-    seed (Tensor [1], int64), coords (Tensor [T, 2], int32): what names the mask, with site (see
-        `reference/dropout.py`): the seed of this forward pass, and every token's (row, position) in the original
-        batch. Needed when dropout_p > 0. No sync: the seed is read on the device.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [T, H], dtype of x), contiguous, never an alias of an input.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
+    Args:
+        x (Tensor [T, H], fp32/fp16/bf16/fp64, one dtype): any strides; H up to 8,192 on the Triton back-end.
+        residual (Tensor [T, H], dtype of x): any strides.
+        weight (Tensor [H]): of LayerNorm; dtype of x or fp32.
+        bias (Tensor [H], dtype of weight): of LayerNorm.
+        x_bias (Tensor [H] or None, dtype of weight): added to x before dropout.
+        eps: added to the variance as given.
+        dropout_p: probability of dropping, rounded to a multiple of 2**-16; 0 in evaluation.
+        seed (Tensor [1], int64): of this forward pass, see `draw_seed`. Needed when dropout_p > 0. It is read on the
+            device, without a sync.
+        coords (Tensor [T, 2], int32): every token's (row, position) in the original batch. Needed when dropout_p > 0.
+        site: of the call, see `dropout_site`. Seed, site and coords name the mask (`reference/dropout.py`).
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, H], dtype of x), contiguous, never an alias of an input.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call.
+
     Differentiable once, in x, residual, weight, bias and x_bias. Deterministic: two-stage sums, no atomics.
-    Autocast: x and residual are cast to the autocast dtype (fp64 stays), so the residual stream stays in it; parameters
-        keep theirs and all arithmetic inside is fp32.
+
+    Autocast:
+        x and residual are cast to the autocast dtype (fp64 stays), so the residual stream stays in it; parameters keep
+        theirs and all arithmetic inside is fp32.
+
     Saves, on the CPU: y itself and rstd, so T fp32 numbers more than what the caller holds anyway, where every |weight|
         is in [2**-10, 2**9] and |bias| <= 1.5 |weight| (8 |weight| in fp32); elsewhere h = residual +
         dropout(x + x_bias), mean and rstd, T * H elements and 2 * T numbers. On other devices and under `torch.compile`
         h is always allocated, but neither written nor read where the weights allow. Nothing under `torch.no_grad`.
         So neither y nor weight and bias may be changed in place before backward; autograd notices, and raises.
+
+    Example:
+        >>> x, residual = torch.randn(2, 5, 8)
+        >>> y = ops.dropout_add_layer_norm(x, residual, torch.ones(8), torch.zeros(8))
+        >>> expected = torch.nn.functional.layer_norm(x + residual, (8,), eps=1e-12)
+        >>> torch.allclose(y, expected, atol=1e-5)
+        True
     """
     x, residual = autocast_operands(x, residual)
     _check(x, residual, weight, bias, x_bias, dropout_p, seed, coords, site)

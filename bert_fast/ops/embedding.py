@@ -56,26 +56,53 @@ def embedding(
 ) -> Tensor:
     """y = dropout(LayerNorm(word_table[words] + type_table[token_type_ids] + position_table[position_ids])).
 
-    words (Tensor [T], int32/int64): ids; or (Tensor [T, H], floating): vectors in place of looked-up words, of a dtype
-        that the tables' holds (half precision beside fp32 tables).
-    word_table (Tensor [V, H]; not used, may be None where words are vectors), type_table (Tensor [K, H]),
-    position_table (Tensor [M, H] or None): fp32/fp16/bf16/fp64, one dtype; H up to 8,192 on the Triton back-end.
-    token_type_ids, position_ids (Tensor [T], int32/int64): any strides; without types every token is of type 0;
-        positions are needed exactly where there is a position table.
-    padding_idx: the word whose row receives no gradient, 0 <= padding_idx < V; None for none.
-    weight, bias (Tensor [H]), eps: of LayerNorm; one dtype, that of the tables or fp32.
-    dropout_p, seed (Tensor [1], int64), coords (Tensor [T, 2], int32), site: as for `dropout_add_layer_norm`.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [T, H], dtype of the tables), contiguous, never an alias of an input.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call. Ids out
-        of range: ValueError on the CPU, elsewhere with BERT_FAST_DEBUG=1. Without it a device gives such a token a row
-        of NaN and leaves it out of all gradients; there is no device assertion and no read out of bounds.
+    Args:
+        words (Tensor [T], int32/int64): ids; or (Tensor [T, H], floating): vectors in place of looked-up words, of a
+            dtype that the tables' holds (half precision beside fp32 tables).
+        word_table (Tensor [V, H], fp32/fp16/bf16/fp64): H up to 8,192 on the Triton back-end. Not
+            used, and may be None, where words are vectors.
+        type_table (Tensor [K, H], dtype of word_table): of token types.
+        position_table (Tensor [M, H] or None, dtype of word_table): of positions.
+        token_type_ids (Tensor [T], int32/int64): any strides; without them every token is of type 0.
+        position_ids (Tensor [T], int32/int64): any strides; needed exactly where there is a position table.
+        padding_idx: the word whose row receives no gradient, 0 <= padding_idx < V; None for none.
+        weight (Tensor [H]): of LayerNorm; one dtype, that of the tables or fp32.
+        bias (Tensor [H], dtype of weight): of LayerNorm.
+        eps: of LayerNorm, as given.
+        dropout_p: this and the next three as for `dropout_add_layer_norm`.
+        seed (Tensor [1], int64): as there.
+        coords (Tensor [T, 2], int32): as there.
+        site: as there.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, H], dtype of the tables), contiguous, never an alias of an input.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call. Ids out of range: ValueError on the CPU, elsewhere with
+            BERT_FAST_DEBUG=1. Without it a device gives such a token a row of NaN and leaves it out of all gradients;
+            there is no device assertion and no read out of bounds.
+
     Differentiable once, in the tables (or vectors), weight and bias; only gradients that are asked for are computed.
         Those of tables are dense, with exact zeros in rows that no token looked up. Deterministic, no device sync.
-    Autocast: y has the autocast dtype (fp64 stays), so the residual stream begins in it; tables and parameters keep
-        theirs and all arithmetic inside is fp32.
+
+    Autocast:
+        y has the autocast dtype (fp64 stays), so the residual stream begins in it; tables and parameters keep theirs
+        and all arithmetic inside is fp32.
+
     Saves mean and rstd, 2 * T fp32 numbers, besides its inputs; h is looked up again. Nothing under `torch.no_grad`.
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
+
+    Example:
+        >>> words, positions = torch.tensor([3, 1, 2]), torch.tensor([0, 1, 2])
+        >>> word_table, type_table, position_table = torch.randn(10, 8), torch.randn(2, 8), torch.randn(16, 8)
+        >>> y = ops.embedding(
+        ...     words, word_table, type_table, torch.ones(8), torch.zeros(8), position_ids=positions,
+        ...     position_table=position_table,
+        ... )
+        >>> y.shape
+        torch.Size([3, 8])
     """
     given = (words, token_type_ids, position_ids, word_table, position_table, type_table, padding_idx, weight, bias)
     a = Embedding(*given, eps, dropout_p, seed, coords, site, None)  # type: ignore[arg-type]

@@ -42,20 +42,28 @@ def gated_mlp(
 ) -> Tensor:
     """y = dropout(act(x Wg^T + bg) * (x Wu^T + bu)) Wd^T + bd: SwiGLU with "silu", GeGLU with "gelu".
 
-    x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
-    gate_weight, up_weight (Tensor [I, H], one dtype), gate_bias, up_bias (Tensor [I], dtype of their weights, or both
-        None), down_weight (Tensor [N, I]; N is H in an encoder), down_bias (Tensor [N] or None, dtype of down_weight):
-        dtype of x or, beside half precision, fp32: then cast to the dtype of x within the op, and their gradients are
-        fp32.
-    hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
-        tanh-GELU), "relu", "silu" or "swish", "tanh".
-    dropout_p: probability of dropping an element of act(gate) * up, rounded to a multiple of 2**-16; 0 in evaluation.
-    seed (Tensor [1], int64), coords (Tensor [T, 2], int32): what names the mask, with site (see
-        `reference/dropout.py`): the seed of this forward pass, and every token's (row, position) in the original
-        batch. Needed when dropout_p > 0. No sync on a GPU: the seed is read there.
-    save_pre: whether backward finds gate and up saved, or computes them again (one or two more products).
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
+    Args:
+        x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
+        gate_weight (Tensor [I, H]): Wg. All parameters have the dtype of x or, beside half precision, fp32: then cast
+            to the dtype of x within the op, and their gradients are fp32.
+        up_weight (Tensor [I, H], dtype of gate_weight): Wu.
+        gate_bias (Tensor [I], dtype of gate_weight): bg; None together with up_bias.
+        up_bias (Tensor [I], dtype of gate_weight): bu.
+        down_weight (Tensor [N, I]): Wd; N is H in an encoder.
+        down_bias (Tensor [N] or None, dtype of down_weight): bd.
+        hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
+            tanh-GELU), "relu", "silu" or "swish", "tanh".
+        dropout_p: probability of dropping an element of act(gate) * up, rounded to a multiple of 2**-16; 0 in
+            evaluation.
+        seed (Tensor [1], int64): of this forward pass, see `draw_seed`. Needed when dropout_p > 0. It is read on the
+            device, without a sync.
+        coords (Tensor [T, 2], int32): every token's (row, position) in the original batch. Needed when dropout_p > 0.
+        site: of the call, see `dropout_site`. Seed, site and coords name the mask (`reference/dropout.py`).
+        save_pre: whether backward finds gate and up saved, or computes them again (one or two more products).
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
 
     Raises:
         TypeError: dtypes differ or are none of these, hidden_act is no string, save_pre no bool.
@@ -72,6 +80,12 @@ def gated_mlp(
     Precision: sums in fp32 (fp64 for fp64); half precision rounds gate and up, the product of the two, and y.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
     Source: Shazeer 2020 (arXiv:2002.05202), section 2.
+
+    Example:
+        >>> x, gate, up, down = torch.randn(5, 8), torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12)
+        >>> y = ops.gated_mlp(x, gate, None, up, None, down)
+        >>> torch.allclose(y, (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T, atol=1e-3)
+        True
     """
     x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias = autocast_linear_operands(
         x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias

@@ -20,19 +20,37 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float = 1e-12, backend: str | None = None) -> Tensor:
     """y = (x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
 
-    x (Tensor [..., H], fp32/fp16/bf16/fp64): any number of leading dimensions, any strides; rows are copied together
-        first where the leading dimensions cannot be seen as one. H up to 8,192 on the Triton back-end.
-    weight, bias (Tensor [H]): one dtype, that of x or fp32.
-    eps: added to the variance as given.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor, shape and dtype of x), contiguous, never an alias of an input.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
-    Precision: statistics and arithmetic in fp32 (fp64 for fp64), rounded once. Differentiable once, in x, weight and
-        bias. Deterministic: two-stage sums, no atomics. No device sync.
-    Autocast: x is cast to the autocast dtype (fp64 stays) and so is y, so the residual stream stays in it; weight and
-        bias keep their dtype.
+    Args:
+        x (Tensor [..., H], fp32/fp16/bf16/fp64): any number of leading dimensions, any strides; rows are copied
+            together first where the leading dimensions cannot be seen as one. H up to 8,192 on the Triton back-end.
+        weight (Tensor [H]): dtype of x or fp32.
+        bias (Tensor [H], dtype of weight): added at the end.
+        eps: added to the variance as given.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor, shape and dtype of x), contiguous, never an alias of an input.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call.
+
+    Precision:
+        statistics and arithmetic in fp32 (fp64 for fp64), rounded once. Differentiable once, in x, weight and bias.
+        Deterministic: two-stage sums, no atomics. No device sync.
+
+    Autocast:
+        x is cast to the autocast dtype (fp64 stays) and so is y, so the residual stream stays in it; weight and bias
+        keep their dtype.
+
     Saves x, mean and rstd: T * H elements and 2 * T fp32 numbers. Nothing under `torch.no_grad`.
     Source: Ba et al. 2016 (arXiv:1607.06450), section 3.
+
+    Example:
+        >>> x = torch.randn(2, 3, 8)
+        >>> y = ops.layer_norm(x, torch.ones(8), torch.zeros(8))
+        >>> torch.allclose(y, torch.nn.functional.layer_norm(x, (8,), eps=1e-12), atol=1e-5)
+        True
     """
     (x,) = autocast_operands(x)
     _check(x, weight, bias)

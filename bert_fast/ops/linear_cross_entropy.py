@@ -40,27 +40,47 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Mean of (1 - s) * (lse(z) - z_label) + s * (lse(z) - mean(z)) over labelled rows z of x W^T + b, s the smoothing.
 
-    x (Tensor [M, H], fp32/fp16/bf16/fp64): any strides. The fewer rows without a label, the less is done in vain: the
-        CPU skips them, other devices compute them (looking would cost a device sync), so there they must be finite.
-    weight (Tensor [V, H], V >= 1), bias (Tensor [V] or None, dtype of weight): dtype of x or, beside half precision,
-        fp32: then cast to the dtype of x within the op, and their gradients are fp32.
-    labels (Tensor [M], int64 or int32): a class in [0, V), or ignore_index for rows that count for nothing.
-    label_smoothing: s in [0, 1].
-    row_groups (Tensor [M]), class_groups (Tensor [V]), int64 or int32: both or neither. A class of a row's group is
-        left out of that row's softmax, unless it is the row's label: of embeddings, where weight holds the batch's
-        other texts, a duplicate is no negative. Not with label smoothing.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: loss (Tensor [], fp32; fp64 for fp64): 0, with zero gradients, where no row is labelled or M is 0.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call. A label
-        out of range is a ValueError on the CPU (elsewhere with BERT_FAST_DEBUG=1); in compiled graphs and on a GPU it
-        makes the loss and the gradient of its row, and so those of weight and bias, NaN.
+    Args:
+        x (Tensor [M, H], fp32/fp16/bf16/fp64): any strides. The fewer rows without a label, the less is done in vain:
+            the CPU skips them, other devices compute them (looking would cost a device sync), so there they must be
+            finite.
+        weight (Tensor [V, H], V >= 1): dtype of x or, beside half precision, fp32: then cast to the dtype of x within
+            the op, and their gradients are fp32.
+        bias (Tensor [V] or None, dtype of weight): added to the scores.
+        labels (Tensor [M], int64 or int32): a class in [0, V), or ignore_index for rows that count for nothing.
+        ignore_index: the label of rows that count for nothing.
+        label_smoothing: s in [0, 1].
+        row_groups (Tensor [M], int64 or int32): with class_groups, or neither. A class of a row's group is left out of
+            that row's softmax, unless it is the row's label: of embeddings, where weight holds the batch's other texts,
+            a duplicate is no negative. Not with label smoothing.
+        class_groups (Tensor [V], int64 or int32): the group of each class.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        loss (Tensor [], fp32; fp64 for fp64): 0, with zero gradients, where no row is labelled or M is 0.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call. A label out of range is a ValueError on the CPU
+            (elsewhere with BERT_FAST_DEBUG=1); in compiled graphs and on a GPU it makes the loss and the gradient of
+            its row, and so those of weight and bias, NaN.
+
     Differentiable once. Deterministic: no atomics. No device sync.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
-    Precision: softmax, losses and the gradients of the sum over rows in fp32 (fp64 for fp64), logits and their gradient
-        (at most 1, whatever M is) in the dtype of x, chunk by chunk; divided by the number of rows at the very end.
+
+    Precision:
+        softmax, losses and the gradients of the sum over rows in fp32 (fp64 for fp64), logits and their gradient (at
+        most 1, whatever M is) in the dtype of x, chunk by chunk; divided by the number of rows at the very end.
+
     Saves x, labels, weight and the gradients that are wanted (M H + V H + V numbers, fp32); under `torch.no_grad`, and
         where nothing requires a gradient, none are made. In eager mode
         backward scales them in place where the graph is not kept.
+
+    Example:
+        >>> x, weight, labels = torch.randn(4, 8), torch.randn(10, 8), torch.tensor([1, 2, -100, 3])
+        >>> loss = ops.linear_cross_entropy(x, weight, None, labels)
+        >>> torch.allclose(loss, torch.nn.functional.cross_entropy(x @ weight.T, labels), atol=1e-4)
+        True
     """
     x, weight, bias = autocast_linear_operands(x, weight, bias)
     check_input("x", x)

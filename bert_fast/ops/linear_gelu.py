@@ -31,14 +31,18 @@ def linear_activation(
 ) -> Tensor:
     """y = act(x W^T + b).
 
-    x (Tensor [T, K], fp32/fp16/bf16/fp64): input, any strides.
-    weight (Tensor [N, K]), bias (Tensor [N] or None, dtype of weight): dtype of x or, beside half precision, fp32: then
-        cast to the dtype of x within the op, and their gradients are fp32.
-    hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
-        tanh-GELU), "relu", "silu" or "swish", "tanh".
-    save_pre: whether backward finds the pre-activation saved, or computes it again (one more product).
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
+    Args:
+        x (Tensor [T, K], fp32/fp16/bf16/fp64): input, any strides.
+        weight (Tensor [N, K]): dtype of x or, beside half precision, fp32: then cast to the dtype of x within the op,
+            and their gradients are fp32.
+        bias (Tensor [N] or None, dtype of weight): b.
+        hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
+            tanh-GELU), "relu", "silu" or "swish", "tanh".
+        save_pre: whether backward finds the pre-activation saved, or computes it again (one more product).
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
 
     Raises:
         TypeError: dtypes differ or are none of these, hidden_act is no string, save_pre no bool.
@@ -50,6 +54,10 @@ def linear_activation(
     Precision: sums in fp32 (fp64 for fp64); half precision rounds pre where it is saved, and y.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
     Source: Hendrycks and Gimpel 2016 (arXiv:1606.08415).
+
+    Example:
+        >>> ops.linear_activation(torch.ones(1, 3), -torch.ones(2, 3), None, hidden_act="relu").tolist()
+        [[0.0, 0.0]]
     """
     x, weight, bias = autocast_linear_operands(x, weight, bias)
     check_input("x", x)
@@ -71,7 +79,23 @@ def linear_gelu(
 ) -> Tensor:
     """y = gelu(x W^T + b), with GELU(z) = z * Phi(z) by erf unless tanh is asked for.
 
-    approximate: "none" (erf, BERT's default) or "tanh". All else as for `linear_activation`, of which this is a case.
+    Args:
+        x (Tensor [T, K], fp32/fp16/bf16/fp64): as for `linear_activation`, of which this is a case.
+        weight (Tensor [N, K]): as there.
+        bias (Tensor [N] or None): as there.
+        approximate: "none" (erf, BERT's default) or "tanh".
+        save_pre: whether backward finds the pre-activation saved, or computes it again.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
+
+    Raises:
+        TypeError, ValueError, BackendError: as for `linear_activation`.
+
+    Example:
+        >>> ops.linear_gelu(torch.zeros(1, 3), torch.ones(2, 3), None).tolist()
+        [[0.0, 0.0]]
     """
     check_choice("approximate", approximate, _HIDDEN_ACT)
     return linear_activation(x, weight, bias, hidden_act=_HIDDEN_ACT[approximate], save_pre=save_pre, backend=backend)

@@ -25,12 +25,16 @@ def maxsim(
 ) -> Tensor:
     """Returns scores[i, j] = sum over tokens p of query i of the maximum over tokens t of document j of q_p . d_t.
 
-    queries (Tensor [Tq, H], floating), documents (Tensor [Td, H], dtype of queries): packed tokens, any strides.
-    cu_seqlens_q (Tensor [Q + 1], int32), cu_seqlens_d (Tensor [D + 1], int32): start of every query, or document, then
-        the number of tokens.
-    max_seqlen_d (int): an upper bound of the lengths of documents.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: scores (Tensor [Q, D], fp32; fp64 for fp64): 0 for a query without tokens, -1e9, without a gradient, for a
+    Args:
+        queries (Tensor [Tq, H], floating): packed tokens, any strides.
+        documents (Tensor [Td, H], dtype of queries): packed tokens, any strides.
+        cu_seqlens_q (Tensor [Q + 1], int32): start of every query, then Tq.
+        cu_seqlens_d (Tensor [D + 1], int32): start of every document, then Td.
+        max_seqlen_d (int): an upper bound of the lengths of documents.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        scores (Tensor [Q, D], fp32; fp64 for fp64): 0 for a query without tokens, -1e9, without a gradient, for a
         document without tokens. A NaN among a document's similarities to a token is that token's maximum.
 
     Raises:
@@ -45,6 +49,12 @@ def maxsim(
     Saves queries, documents and, for every token of a query and every document, which token was chosen (4 Tq D bytes).
     Autocast: both are cast to the autocast dtype.
     Source: Khattab and Zaharia 2020 (arXiv:2004.12832), section 3.3.
+
+    Example:
+        >>> queries, documents = torch.randn(3, 8), torch.randn(6, 8)
+        >>> q, d = torch.tensor([0, 3], dtype=torch.int32), torch.tensor([0, 2, 6], dtype=torch.int32)
+        >>> ops.maxsim(queries, documents, cu_seqlens_q=q, cu_seqlens_d=d, max_seqlen_d=4).shape
+        torch.Size([1, 2])
     """
     queries, documents = autocast_operands(queries, documents)
     check_shape("queries", queries, ("Tq", "H"))

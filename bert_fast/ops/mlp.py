@@ -31,15 +31,20 @@ def mlp(
 ) -> Tensor:
     """y = act(x Wu^T + bu) Wd^T + bd.
 
-    x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
-    up_weight (Tensor [I, H]), up_bias (Tensor [I] or None, dtype of up_weight), down_weight (Tensor [N, I]; N is H in
-        BERT), down_bias (Tensor [N] or None, dtype of down_weight): dtype of x or, beside half precision, fp32: then
-        cast to the dtype of x within the op, and their gradients are fp32.
-    hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
-        tanh-GELU), "relu", "silu" or "swish", "tanh".
-    save_pre: whether backward finds the pre-activation saved, or computes it again (one more product).
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
+    Args:
+        x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
+        up_weight (Tensor [I, H]): dtype of x or, beside half precision, fp32: then cast to the dtype of x within the
+            op, and their gradients are fp32.
+        up_bias (Tensor [I] or None, dtype of up_weight): bu.
+        down_weight (Tensor [N, I]): Wd, of the dtypes of up_weight; N is H in BERT.
+        down_bias (Tensor [N] or None, dtype of down_weight): bd.
+        hidden_act: a name that a configuration may give: "gelu" (erf), "gelu_new" or "gelu_pytorch_tanh" (two names of
+            tanh-GELU), "relu", "silu" or "swish", "tanh".
+        save_pre: whether backward finds the pre-activation saved, or computes it again (one more product).
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [T, N], dtype of x; autocast's dtype under autocast), contiguous.
 
     Raises:
         TypeError: dtypes differ or are none of these, hidden_act is no string, save_pre no bool.
@@ -52,6 +57,12 @@ def mlp(
     Precision: sums in fp32 (fp64 for fp64); half precision rounds pre where it is saved, the activation, and y.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.3.
+
+    Example:
+        >>> x, up, down = torch.randn(5, 8), torch.randn(12, 8), torch.randn(8, 12)
+        >>> y = ops.mlp(x, up, None, down, hidden_act="relu")
+        >>> torch.allclose(y, torch.relu(x @ up.T) @ down.T, atol=1e-3)
+        True
     """
     x, up_weight, up_bias, down_weight, down_bias = autocast_linear_operands(
         x, up_weight, up_bias, down_weight, down_bias

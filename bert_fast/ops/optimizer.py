@@ -193,13 +193,24 @@ def unchecked_norm(grads: list[Tensor], grad_scale: Tensor | None, backend: str)
 def global_norm(grads: Sequence[Tensor], *, grad_scale: Tensor | None = None, backend: str | None = None) -> Tensor:
     """sqrt(sum of grad^2 over all gradients) / grad_scale: the norm that clipping compares with.
 
-    grads (Tensors of any shapes, fp32/fp16/bf16/fp64, at least one, on one device): dtypes may mix.
-    grad_scale (Tensor [] or [1], fp32, or None): what the loss was multiplied by.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: Tensor [], fp32 (fp64 where all gradients are), on the gradients' device.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
+    Args:
+        grads (Tensors of any shapes, fp32/fp16/bf16/fp64, at least one, on one device): dtypes may mix.
+        grad_scale (Tensor [] or [1], fp32, or None): what the loss was multiplied by.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        Tensor [], fp32 (fp64 where all gradients are), on the gradients' device.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call.
+
     Not differentiable. Deterministic: two-stage sums, no atomics. No sync on CUDA, except on the reference.
     Precision: sums in fp64, so no finite gradient overflows its square.
+
+    Example:
+        >>> ops.global_norm([torch.tensor([3.0]), torch.tensor([4.0])]).item()
+        5.0
     """
     grads = as_list("grads", grads)
     _check_norm(grads, grad_scale)
@@ -229,21 +240,38 @@ def adamw_step(
 ) -> None:
     """p = p - lr * (m_hat / (sqrt(v_hat) + eps) + weight_decay * p) for every parameter, in place.
 
-    params (Tensors of any shapes, one of fp32/fp16/bf16/fp64, one device): overwritten.
-    grads (Tensors shaped as params, of their dtype or fp32): unchanged.
-    exp_avgs, exp_avg_sqs (Tensors shaped as params, fp32; fp64 for fp64 params): m and v, overwritten.
-    steps (Tensors [], fp32): how many steps each parameter has made; counted up.
-    master_params (Tensors shaped as params, fp32; none, or one for each of half-precision params): the step is made on
-        these and params are their rounded copies. Overwritten.
-    lr (float, or floating-point Tensor [] on the device): a tensor may change between replays of a CUDA graph.
-    grad_norm (Tensor [] or None), max_grad_norm: gradients are multiplied by max_grad_norm / grad_norm where
-        grad_norm > max_grad_norm. Both or neither; `global_norm` of everything that is clipped together.
-    grad_scale, found_inf (Tensors [] or [1], fp32, or None): of `torch.amp.GradScaler`: gradients are divided by the
-        first; where the second is not 0 nothing changes at all.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
+    Args:
+        params (Tensors of any shapes, one of fp32/fp16/bf16/fp64, one device): overwritten.
+        grads (Tensors shaped as params, of their dtype or fp32): unchanged.
+        exp_avgs (Tensors shaped as params, fp32; fp64 for fp64 params): m, overwritten.
+        exp_avg_sqs (Tensors shaped as params, dtypes of exp_avgs): v, overwritten.
+        steps (Tensors [], fp32): how many steps each parameter has made; counted up.
+        master_params (Tensors shaped as params, fp32; none, or one for each of half-precision params): the step is made
+            on these and params are their rounded copies. Overwritten.
+        lr (float, or floating-point Tensor [] on the device): a tensor may change between replays of a CUDA graph.
+        betas: decay of m and of v.
+        eps: added to the root of v_hat.
+        weight_decay: times lr, by which parameters shrink.
+        grad_norm (Tensor [] or None): gradients are multiplied by max_grad_norm / grad_norm where grad_norm >
+            max_grad_norm. Both or neither; `global_norm` of everything that is clipped together.
+        max_grad_norm: the largest norm.
+        grad_scale (Tensors [] or [1], fp32, or None): of `torch.amp.GradScaler`: gradients are divided by it.
+        found_inf (Tensors [] or [1], fp32, or None): of the scaler too: where it is not 0 nothing changes at all.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call.
+
     Any strides; what is overwritten shares no memory. Not differentiable. Deterministic. No sync on CUDA, except on the
         reference. Precision: fp32 arithmetic (fp64 for fp64 params).
     Source: Loshchilov & Hutter 2019 (arXiv:1711.05101), algorithm 2, as torch.optim.AdamW.
+
+    Example:
+        >>> p, m, v, step = torch.ones(2), torch.zeros(2), torch.zeros(2), torch.tensor(0.0)
+        >>> ops.adamw_step([p], [torch.ones(2)], [m], [v], [step], lr=0.1, weight_decay=0.0)
+        >>> [round(number, 4) for number in p.tolist()], step.item()
+        ([0.9, 0.9], 1.0)
     """
     lists = as_lists(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
     beta1, beta2 = check_betas(betas)
@@ -278,10 +306,38 @@ def lamb_step(
     """p = p - lr * |p| / |u| * u with u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, per tensor, in place.
 
     The trust ratio |p| / |u| is 1 where either norm is 0, and, without use_nvlamb, where weight_decay is 0.
-    bias_correction: False leaves m and v as they are in place of m_hat and v_hat.
-    grad_averaging: m = beta1 * m + (1 - beta1) * g; False drops the factor of g.
-    Everything else: as for `adamw_step`. Norms are summed in fp64, in a fixed order.
+
+    Args:
+        params (Tensors): this and what is not listed here as for `adamw_step`.
+        grads (Tensors): as there.
+        exp_avgs (Tensors): as there.
+        exp_avg_sqs (Tensors): as there.
+        steps (Tensors []): as there.
+        master_params (Tensors): as there.
+        lr (float or Tensor []): as there.
+        betas: as there.
+        eps: as there.
+        weight_decay: as there.
+        bias_correction: False leaves m and v as they are in place of m_hat and v_hat.
+        grad_averaging: m = beta1 * m + (1 - beta1) * g; False drops the factor of g.
+        use_nvlamb: a trust ratio where weight_decay is 0, too.
+        grad_norm (Tensor [] or None): as there.
+        max_grad_norm: as there.
+        grad_scale (Tensor or None): as there.
+        found_inf (Tensor or None): as there.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Raises:
+        TypeError, ValueError, BackendError: as for `adamw_step`.
+
+    Norms are summed in fp64, in a fixed order.
     Source: You et al. 2020 (arXiv:1904.00962), algorithm 2; options and their defaults as in NVIDIA apex's FusedLAMB.
+
+    Example:
+        >>> p, m, v, step = torch.ones(2), torch.zeros(2), torch.zeros(2), torch.tensor(0.0)
+        >>> ops.lamb_step([p], [torch.ones(2)], [m], [v], [step], lr=0.1, weight_decay=0.0)
+        >>> step.item()
+        1.0
     """
     lists = as_lists(params, grads, exp_avgs, exp_avg_sqs, steps, master_params)
     check_flag("bias_correction", bias_correction)

@@ -44,14 +44,22 @@ _MOST_ON_HOST = 256  # sequences; for more of them, operators are faster than Py
 class Packing:
     """Layout of a packed batch; make one with `from_keep_mask`, `full` or `from_cu_seqlens`.
 
-    cu_seqlens (Tensor [B + 1], int32): start of every sequence, then T.
-    max_seqlen (int): tokens in the longest sequence (kept ones).
-    coords (Tensor [T, 2], int32): original (row, position) of every kept token.
-    indices (Tensor [T], int64, or None): of the kept tokens in the flattened padded batch; None when all are kept.
-    padded_shape ((B, S) or None): of the padded batch; None when the input came packed.
-    order (Tensor [B], int32, or None): the sequences, longest first, for kernels that deal out one at a time; only on
-        a GPU, and None where no sequence is known to be longer than another.
-    min_seqlen (int): tokens in the shortest sequence; 0 where the host does not know.
+    Args:
+        cu_seqlens (Tensor [B + 1], int32): start of every sequence, then T.
+        max_seqlen (int): tokens in the longest sequence (kept ones).
+        coords (Tensor [T, 2], int32): original (row, position) of every kept token.
+        indices (Tensor [T], int64, or None): of the kept tokens in the flattened padded batch; None when all are kept.
+        padded_shape ((B, S) or None): of the padded batch; None when the input came packed.
+        order (Tensor [B], int32, or None): the sequences, longest first, for kernels that deal out one at a time; only
+            on a GPU, and None where no sequence is known to be longer than another.
+        min_seqlen (int): tokens in the shortest sequence; 0 where the host does not know.
+
+    Example:
+        >>> packing = ops.Packing.from_keep_mask(torch.tensor([[1, 1, 0], [1, 0, 0]]))
+        >>> packing.coords.tolist()
+        [[0, 0], [0, 1], [1, 0]]
+        >>> packing.pack(torch.tensor([[5, 6, 0], [7, 0, 0]])).tolist()
+        [5, 6, 7]
     """
 
     cu_seqlens: Tensor
@@ -226,13 +234,23 @@ class Packing:
 def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
     """The kept tokens of a padded batch, sequence after sequence, and where they came from.
 
-    x (Tensor [B, S, ...], any dtype): a gradient flows back to it, exactly 0 on padding.
-    keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; None: all. Costs one device sync, and none
-        where it is on the CPU, wherever x is.
-    Returns: Tensor [T, ...], and the `Packing`, whose `cu_seqlens` and `max_seqlen` are what packed input of models and
-        ops wants; its `pack` does the same for further tensors of the batch (labels).
+    Args:
+        x (Tensor [B, S, ...], any dtype): a gradient flows back to it, exactly 0 on padding.
+        keep_mask (Tensor [B, S], bool or number): nonzero marks a token to keep; None: all. Costs one device sync, and
+            none where it is on the CPU, wherever x is.
 
-    Raises: TypeError, ValueError where x is no Tensor of at least two dimensions or keep_mask is not [B, S] beside it.
+    Returns:
+        Tensor [T, ...], and the `Packing`, whose `cu_seqlens` and `max_seqlen` are what packed input of models and ops
+        wants; its `pack` does the same for further tensors of the batch (labels).
+
+    Raises:
+        TypeError, ValueError: x is no Tensor of at least two dimensions or keep_mask is not [B, S] beside it.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
+        >>> tokens, packing = bert_fast.unpad(ids, ids != 0)
+        >>> tokens.tolist(), packing.cu_seqlens.tolist()
+        ([5, 6, 7], [0, 2, 3])
     """
     check_tensor("x", x)
     if x.dim() < 2:
@@ -249,12 +267,24 @@ def unpad(x: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Packing]:
 def repad(x: Tensor, packing: Packing, *, padding_value: float = 0) -> Tensor:
     """What `unpad` undid: tokens [T, ...] to [B, S, ...], padding_value on padding.
 
-    packing: of `unpad`; or `Packing.from_cu_seqlens(cu_seqlens, max_seqlen, T)` of a batch that came packed, whose
-        sequences then stand at the left of rows of S = max_seqlen.
-    Returns: Tensor [B, S, ...], dtype of x; a gradient flows back to x.
+    Args:
+        x (Tensor [T, ...], any dtype): the tokens, or what was computed of them.
+        packing: of `unpad`; or `Packing.from_cu_seqlens(cu_seqlens, max_seqlen, T)` of a batch that came packed, whose
+            sequences then stand at the left of rows of S = max_seqlen.
+        padding_value: what padding holds.
 
-    Raises: TypeError, ValueError where x is no Tensor of T tokens on the device of the packing, or padding_value no
-        number that its dtype holds.
+    Returns:
+        Tensor [B, S, ...], dtype of x; a gradient flows back to x.
+
+    Raises:
+        TypeError, ValueError: x is no Tensor of T tokens on the device of the packing, or padding_value no number
+            that its dtype holds.
+
+    Example:
+        >>> ids = torch.tensor([[5, 6, 0], [7, 0, 0]])
+        >>> tokens, packing = bert_fast.unpad(ids, ids != 0)
+        >>> bert_fast.repad(tokens, packing, padding_value=-1).tolist()
+        [[5, 6, -1], [7, -1, -1]]
     """
     check_tensor("x", x)
     if not isinstance(packing, Packing):

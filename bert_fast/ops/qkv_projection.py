@@ -31,12 +31,20 @@ def qkv_projection(
 ) -> Tensor:
     """qkv = [x Wq^T + bq | x Wk^T + bk | x Wv^T + bv], side by side in every row.
 
-    x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
-    wq, wk, wv (Tensor [N, H]), bq, bk, bv (Tensor [N], or all None): dtype of x or, beside half precision, fp32: then
-        cast to the dtype of x within the op, and their gradients are fp32. N = A * D, the same for all three.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: qkv (Tensor [T, 3N], dtype of x; autocast's dtype under autocast), contiguous; as `qkv.view(T, 3, A, D)` it
-        is what `ops.attention_qkv` takes.
+    Args:
+        x (Tensor [T, H], fp32/fp16/bf16/fp64): input, any strides.
+        wq (Tensor [N, H]): of queries. All six have the dtype of x or, beside half precision, fp32: then cast to the
+            dtype of x within the op, and their gradients are fp32. N = A * D, the same for all three.
+        wk (Tensor [N, H]): of keys.
+        wv (Tensor [N, H]): of values.
+        bq (Tensor [N], dtype of wq): all three biases, or None for all.
+        bk (Tensor [N]): of keys.
+        bv (Tensor [N]): of values.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        qkv (Tensor [T, 3N], dtype of x; autocast's dtype under autocast), contiguous; as `qkv.view(T, 3, A, D)` it is
+        what `ops.attention_qkv` takes.
 
     Raises:
         TypeError: dtypes differ or are none of these. ValueError: shapes do not fit, devices differ, or some of the
@@ -48,6 +56,11 @@ def qkv_projection(
     Precision: sums in fp32 (fp64 for fp64), on CUDA in fp32 with TF32 as PyTorch is set.
     Autocast: as `ops.linear`.
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2.
+
+    Example:
+        >>> x, wq, wk, wv = torch.randn(5, 8), *torch.randn(3, 16, 8)
+        >>> ops.qkv_projection(x, wq, None, wk, None, wv, None).shape
+        torch.Size([5, 48])
     """
     x, wq, bq, wk, bk, wv, bv = autocast_linear_operands(x, wq, bq, wk, bk, wv, bv)
     check_input("x", x)

@@ -29,26 +29,43 @@ def rotary(
 ) -> Tensor:  # fmt: skip
     """y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin for every pair (x1, x2) of the heads of query and key.
 
-    qkv (Tensor [T, 3, A, D], fp32/fp16/bf16/fp64; D even): query, key and value of every token, as `attention_qkv`
-        takes them; value is passed through. Or [T, A, D]: all heads are turned, of queries or keys alone. Any strides;
-        where neighbours in a head are none in memory, Triton works on a copy.
-    cos, sin (Tensor [T, D / 2], fp32; fp64 beside fp64): of the angles, see `rotary_tables`; no gradient.
-    interleaved: pairs are (x[2 i], x[2 i + 1]), as RoFormer has them; else (x[i], x[i + D / 2]), the halves of a head.
-    inplace: write the result over qkv, of which value is not touched then. The caller gives qkv up: in compiled graphs,
-        under `torch.func` and where modes watch, the result is a new tensor and qkv stays as it was.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor, shape and dtype of qkv): new and contiguous, or the memory of qkv.
-    Raises: TypeError, ValueError naming the argument; BackendError if the named back-end cannot run the call.
-        RuntimeError, PyTorch's own, where a leaf that requires a gradient would be overwritten; and in backward, where
-        a function saved qkv before it was.
+    Args:
+        qkv (Tensor [T, 3, A, D], fp32/fp16/bf16/fp64; D even): query, key and value of every token, as `attention_qkv`
+            takes them; value is passed through. Or [T, A, D]: all heads are turned, of queries or keys alone. Any
+            strides; where neighbours in a head are none in memory, Triton works on a copy.
+        cos (Tensor [T, D / 2], fp32; fp64 beside fp64): of the angles, see `rotary_tables`; no gradient.
+        sin (Tensor [T, D / 2], dtype of cos): of the same angles.
+        interleaved: pairs are (x[2 i], x[2 i + 1]), as RoFormer has them; else (x[i], x[i + D / 2]), the halves of a
+            head.
+        inplace: write the result over qkv, of which value is not touched then. The caller gives qkv up: in compiled
+            graphs, under `torch.func` and where modes watch, the result is a new tensor and qkv stays as it was.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor, shape and dtype of qkv): new and contiguous, or the memory of qkv.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+        BackendError: the named back-end cannot run the call.
+        RuntimeError: PyTorch's own, where a leaf that requires a gradient would be overwritten; and in backward,
+            where a function saved qkv before it was.
+
     Differentiable once, in qkv. Backward turns by the negative angle, over the upstream gradient where nothing else
         holds it. Saves cos and sin, which all layers of a call share. Deterministic; no device sync.
-    Precision: computed in fp32 (fp64 for fp64), rounded once. transformers casts cos and sin to the dtype of qkv
-        first and rounds both products and the sum, which in bf16 errs 1.6 times as much.
+
+    Precision:
+        computed in fp32 (fp64 for fp64), rounded once. transformers casts cos and sin to the dtype of qkv first and
+        rounds both products and the sum, which in bf16 errs 1.6 times as much.
+
     Autocast: the dtype of qkv stays.
     In place, qkv should be a whole tensor or `product.view(T, 3, A, D)`: of other views PyTorch copies the gradient
         three times in backward.
     Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2.
+
+    Example:
+        >>> cos, sin = ops.rotary_tables(torch.tensor([1.0, 0.1]), torch.arange(5))
+        >>> ops.rotary(torch.randn(5, 3, 2, 4), cos, sin).shape
+        torch.Size([5, 3, 2, 4])
     """
     _check(qkv, cos, sin)
     check_flag("interleaved", interleaved)
@@ -76,12 +93,24 @@ def rotary(
 def rotary_tables(inv_freq: Tensor, positions: Tensor, scaling: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin of positions * inv_freq, times scaling, for `rotary`.
 
-    inv_freq (Tensor [D / 2], fp32 or fp64): angle of a step, in radians: theta ** (-2 i / D).
-    positions (Tensor [T], integers or floating): of every token within its text.
-    scaling: factor of both tables (YaRN's and others' attention factor).
-    Returns: cos, sin (Tensor [T, D / 2], dtype of inv_freq), the first halves of those that transformers makes, to the
-        bit: angles are products in the dtype of inv_freq, so from position 2 ** 24 on fp32 rounds positions.
-    Raises: TypeError, ValueError naming the argument. No gradient. No device sync.
+    Args:
+        inv_freq (Tensor [D / 2], fp32 or fp64): angle of a step, in radians: theta ** (-2 i / D).
+        positions (Tensor [T], integers or floating): of every token within its text.
+        scaling: factor of both tables (YaRN's and others' attention factor).
+
+    Returns:
+        cos, sin (Tensor [T, D / 2], dtype of inv_freq), the first halves of those that transformers makes, to the bit:
+        angles are products in the dtype of inv_freq, so from position 2 ** 24 on fp32 rounds positions.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
+
+    No gradient. No device sync.
+
+    Example:
+        >>> cos, sin = ops.rotary_tables(torch.tensor([1.0]), torch.tensor([0, 1]))
+        >>> [round(number, 4) for number in cos.flatten().tolist()]
+        [1.0, 0.5403]
     """
     check_shape("inv_freq", inv_freq, ("D / 2",))
     check_dtype("inv_freq", inv_freq, (torch.float32, torch.float64))

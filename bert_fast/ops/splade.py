@@ -30,13 +30,17 @@ def splade(
 ) -> Tensor:
     """y[b, v] = max over the tokens t of text b of log1p(relu(x_t . weight_v + bias_v)), without the scores [T, V].
 
-    x (Tensor [T, H], fp32/fp16/bf16/fp64): packed tokens, any strides.
-    weight (Tensor [V, H], V >= 1), bias (Tensor [V] or None, dtype of weight): dtype of x or, beside half precision,
-        fp32: then cast to the dtype of x within the op, and their gradients are fp32.
-    cu_seqlens (Tensor [B + 1], int32): start of every text, then T. A text without tokens gets zeros.
-    activation: "relu", or "log1p_relu", which takes log1p twice.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: y (Tensor [B, V], dtype of x; under autocast fp32), contiguous.
+    Args:
+        x (Tensor [T, H], fp32/fp16/bf16/fp64): packed tokens, any strides.
+        weight (Tensor [V, H], V >= 1): dtype of x or, beside half precision, fp32: then cast to the dtype of x within
+            the op, and their gradients are fp32.
+        bias (Tensor [V] or None, dtype of weight): added to the scores.
+        cu_seqlens (Tensor [B + 1], int32): start of every text, then T. A text without tokens gets zeros.
+        activation: "relu", or "log1p_relu", which takes log1p twice.
+        backend: "triton", "torch" or "reference"; None takes the first that can run the call.
+
+    Returns:
+        y (Tensor [B, V], dtype of x; under autocast fp32), contiguous.
 
     Raises:
         TypeError: dtypes differ or are none of these.
@@ -47,10 +51,19 @@ def splade(
     Where several tokens have a word's greatest score, the first gets its gradient; where it is not above 0, none does.
     Differentiable once. Deterministic: no atomics. No device sync.
     Autocast: x is cast; fp32 parameters are cast within the op, so that no half-precision copy of them is saved.
-    Precision: sums, maxima and logarithms in fp32 (fp64 for fp64); the torch back-end rounds scores to the dtype of x
-        before it compares them. y is saved in fp32 and rounded once.
+
+    Precision:
+        sums, maxima and logarithms in fp32 (fp64 for fp64); the torch back-end rounds scores to the dtype of x before
+        it compares them. y is saved in fp32 and rounded once.
+
     Saves x, weight, y and the tokens that the maxima are of: T H + V H + 2 B V numbers; without gradients nothing.
     Source: Formal et al. 2021 (arXiv:2109.10086), section 3.1; log1p twice: arXiv:2504.14839.
+
+    Example:
+        >>> x, weight = torch.ones(3, 2), torch.ones(4, 2)
+        >>> y = ops.splade(x, weight, None, torch.tensor([0, 3], dtype=torch.int32))
+        >>> torch.allclose(y, torch.full((1, 4), 3.0).log())  # log1p of the score 2
+        True
     """
     is_cast = autocast_dtype(x) is not None
     x, weight, bias = autocast_linear_operands(x, weight, bias)

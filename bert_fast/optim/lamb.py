@@ -19,15 +19,23 @@ class Lamb(MultiTensorOptimizer):
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p;   p = p - lr * |p| / |u| * u, the ratio taken per parameter. It
     is 1 where either norm is 0, and where weight_decay is 0 unless use_nvlamb.
 
-    bias_correction: False takes m and v in place of m_hat and v_hat.
-    grad_averaging: False takes m = beta1 * m + g, without the factor 1 - beta1.
-    use_nvlamb: trust ratios also for parameters without weight decay.
-    max_grad_norm: 1 by default, as in apex (and the paper's BERT training); None for no clipping.
+    Args:
+        bias_correction: False takes m and v in place of m_hat and v_hat.
+        grad_averaging: False takes m = beta1 * m + g, without the factor 1 - beta1.
+        use_nvlamb: trust ratios also for parameters without weight decay.
+        max_grad_norm: 1 by default, as in apex (and the paper's BERT training); None for no clipping.
+
     Groups may set lr, betas, eps, weight_decay, bias_correction and grad_averaging for themselves. Everything else is
     as for `AdamW`: params, lr, max_grad_norm, master_weights, backend, state, loss scaling, CUDA graphs.
 
     Beside apex: moments of half-precision parameters are fp32, steps count per parameter, gradients are left as they
     are, infinite gradients under a GradScaler skip the step.
+
+    Example:
+        >>> layer = torch.nn.Linear(4, 2)
+        >>> optimizer = optim.Lamb(layer.parameters(), lr=1e-3)
+        >>> layer(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
     """
 
     kind = "lamb"
@@ -88,9 +96,22 @@ def make_lamb(
 
     apex is taken when `apex.optimizers.FusedLAMB` exists (`pip install apex` brings another package), all parameters
     are fp32 on CUDA, and lr is a number. Results agree to rounding. Its class keeps its own ways: it overwrites
-    gradients and cannot be captured in CUDA graphs. prefer_apex=False never takes it.
+    gradients and cannot be captured in CUDA graphs.
 
-    options: betas, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb.
+    Args:
+        params: parameters or groups, as for `Lamb`.
+        lr (float, or Tensor []): the learning rate.
+        max_grad_norm: the norm that gradients are clipped to, over all parameters; None: no clipping.
+        prefer_apex: False takes `Lamb` always.
+        options: betas, eps, weight_decay, bias_correction, grad_averaging, use_nvlamb.
+
+    Returns:
+        The optimizer.
+
+    Example:
+        >>> optimizer = optim.make_lamb(torch.nn.Linear(4, 2).parameters(), lr=1e-3)
+        >>> type(optimizer).__name__  # no apex, or no CUDA
+        'Lamb'
     """
     check_flag("prefer_apex", prefer_apex)
     params = [dict(group) if isinstance(group, dict) else group for group in as_list("params", params)]

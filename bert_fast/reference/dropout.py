@@ -52,7 +52,19 @@ class DropoutSite(IntEnum):
 
 
 def dropout_site(kind: DropoutSite, layer: int = 0) -> int:
-    """The number that stands for one call site in the counter: layer * 8 + kind."""
+    """The number that stands for one call site in the counter: layer * 8 + kind.
+
+    Args:
+        kind: the place within the layer.
+        layer: counted from 0; 0 for embeddings and heads.
+
+    Returns:
+        site (int), as `ops.dropout` takes it.
+
+    Example:
+        >>> ops.dropout_site(ops.DropoutSite.ATTENTION_OUTPUT, layer=3)
+        26
+    """
     return layer * KINDS_PER_LAYER + int(kind)
 
 

@@ -16,6 +16,12 @@ class AddedToken:
         rstrip: takes the whitespace after it along.
         normalized: matches the normalized content in the normalized text (not the text as given); None: if not special.
         special: left out by `decode(..., skip_special_tokens=True)`.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> tokenizer = bert_fast.BertTokenizer(words)
+        >>> tokenizer.add_tokens([tokenization.AddedToken("covid", single_word=True)])
+        1
     """
 
     content: str

@@ -170,6 +170,12 @@ class BatchEncoding(dict[str, Any]):
         data: the entries.
         encodings: the rows, or a function that makes them when they are first asked for; None if nothing but the
             entries is known.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> batch = bert_fast.BertTokenizer(words)(["a text"])
+        >>> batch["input_ids"], batch.tokens(0)
+        ([[2, 5, 6, 3]], ['[CLS]', 'a', 'text', '[SEP]'])
     """
 
     def __init__(

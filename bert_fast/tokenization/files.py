@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bert_fast.errors import CheckpointError
 from bert_fast.files import write_atomically
+from bert_fast.hub import fetch_together, is_hub_name, local_place, take_hub_options
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.json_files import (
     CONFIG_KINDS,
@@ -38,6 +40,7 @@ _CLASS_OF_MODEL = {
     **dict.fromkeys(("gte", "jina_embeddings_v3", "metaclip_2", "trocr", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
     "camembert": "CamembertTokenizer",
 }
+_BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, MODEL_FILE)
 _MOST_DIGITS = 10  # of an id
 
 
@@ -61,6 +64,26 @@ def as_path(name: str, value: Any) -> Path:
     return path
 
 
+def tokenizer_place(argument: str, path: Any, options: dict[str, Any]) -> Path:
+    """Where the files of a tokenizer lie: a path or its subfolder, or of a name on the hub the folder in its cache.
+
+    Removes the hub's arguments from `options`. Nothing but the files of a tokenizer is fetched, once.
+
+    Raises:
+        TypeError, ValueError: no path.
+        FileNotFoundError: a name whose tokenizer is not to be had; one line says why.
+    """
+    given = as_path(argument, path)
+    hub_options = take_hub_options(options)
+    name = os.fspath(path)
+    if not isinstance(name, str) or not is_hub_name(name):
+        return Path(local_place(str(given), hub_options))
+    try:
+        return fetch_together(name, (TOKENIZER_FILE, VOCAB_FILE), _BESIDE, hub_options)
+    except CheckpointError as error:
+        raise FileNotFoundError(str(error)) from error
+
+
 def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabulary: Reader) -> Read:
     """Reads a directory, a tokenizer.json (by `read_json`) or another file with a vocabulary (by `read_vocabulary`).
 
@@ -79,9 +102,7 @@ def read_tokenizer(path: str | os.PathLike[str], read_json: Reader, read_vocabul
             return read_json(path)
         return read_vocabulary(path)
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"there is no directory or file {path}; models are not fetched from the network by name"
-        )
+        raise FileNotFoundError(f"{path}: no such file or directory")
     options: dict[str, Any]
     added: dict[int, AddedToken]
     if (path / TOKENIZER_FILE).is_file():

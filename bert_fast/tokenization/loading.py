@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from bert_fast.tokenization.calls import Tokenizer
-from bert_fast.tokenization.files import TOKENIZER_FILE, as_path
+from bert_fast.tokenization.files import TOKENIZER_FILE, tokenizer_place
 from bert_fast.tokenization.tokenizer import BertTokenizer
 from bert_fast.tokenization.xlm_roberta import XLMRobertaTokenizer
 
@@ -14,16 +14,26 @@ _IS_UNIGRAM = re.compile(rb'"type"\s*:\s*"Unigram"')
 
 
 def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
-    """A directory or a tokenizer.json: an `XLMRobertaTokenizer` of a Unigram model, else a `BertTokenizer`.
+    """Returns an `XLMRobertaTokenizer` where the files hold a Unigram model, else a `BertTokenizer`.
 
     Args:
-        path: what `from_pretrained` of either takes.
-        options: arguments of the constructor.
+        path: what `from_pretrained` of either takes: a directory, a tokenizer.json or a name on the hub.
+        options: as of `from_pretrained`.
 
-    Raises: see `from_pretrained`.
+    Returns:
+        The tokenizer.
+
+    Raises:
+        FileNotFoundError, TypeError, ValueError: see `from_pretrained`.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     paths = bert_fast.BertTokenizer(words).save_pretrained(folder)
+        ...     type(tokenization.load_tokenizer(folder)).__name__
+        'BertTokenizer'
     """
-    file = as_path("path", path)
-    if file.is_dir():
-        file = file / TOKENIZER_FILE
+    place = tokenizer_place("path", path, options)
+    file = place / TOKENIZER_FILE if place.is_dir() else place
     is_unigram = file.suffix == ".json" and file.is_file() and _IS_UNIGRAM.search(file.read_bytes())
-    return (XLMRobertaTokenizer if is_unigram else BertTokenizer).from_pretrained(path, **options)
+    return (XLMRobertaTokenizer if is_unigram else BertTokenizer)._of_place(place, str(path), options)

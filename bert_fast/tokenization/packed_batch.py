@@ -29,6 +29,12 @@ class PackedBatch(dict[str, Any]):
 
     Of `pack`, position_ids and the token_type_ids of single texts are made when they are first read, out
     of input_ids and cu_seqlens and where these are by then.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> batch = bert_fast.BertTokenizer(words).pack(["a text", "a"])
+        >>> batch.input_ids.tolist(), batch.cu_seqlens.tolist(), batch.max_seqlen
+        ([2, 5, 6, 3, 2, 5, 3], [0, 4, 7], 4)
     """
 
     @property

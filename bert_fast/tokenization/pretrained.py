@@ -2,24 +2,22 @@
 
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_fast.tokenization.added_token import AddedToken
 from bert_fast.tokenization.arguments import check_flags, shown
 from bert_fast.tokenization.decode import TokenDecoder
-from bert_fast.tokenization.files import read_tokenizer, write_tokenizer
+from bert_fast.tokenization.files import read_tokenizer, tokenizer_place, write_tokenizer
 from bert_fast.tokenization.options import LARGE_LENGTH
 from bert_fast.tokenization.special_tokens import NAMED_TOKENS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Arguments of transformers' from_pretrained that say where and how to fetch; nothing is fetched here.
-_FETCHING = {
-    *("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"),
-    *("trust_remote_code", "use_auth_token", "use_fast"),
-}
+# Arguments of transformers' from_pretrained that mean nothing here.
+_IGNORED = {"trust_remote_code", "use_auth_token", "use_fast"}
 # Keys that transformers leaves in tokenizer_config.json and that would mislead a reader of the saved one.
 _NOT_SAVED = {
     *("backend", "is_local", "local_files_only", "max_length", "pad_to_multiple_of", "special_tokens_map_file"),
@@ -61,25 +59,33 @@ class StoredTokenizer(TokenDecoder):
         """Reads a directory (tokenizer.json, tokenizer_config.json, ...) or a tokenizer.json; a BERT, also a vocab.txt.
 
         Args:
-            pretrained_model_name_or_path: a path; nothing is fetched from the network.
-            options: arguments of the constructor, which win over the files.
+            pretrained_model_name_or_path: a path, or a name on the hub (with huggingface_hub installed).
+            options: arguments of the constructor, which win over the files; `subfolder`, and of the hub `revision`,
+                `token`, `cache_dir`, `local_files_only` and `force_download`.
 
         Raises:
-            FileNotFoundError, ValueError: see `bert_fast.tokenization.files.read_tokenizer`.
+            FileNotFoundError: no such path, no tokenizer in it, or a name whose tokenizer is neither in the hub's cache
+                nor to be had; one line says which.
+            ValueError: see `bert_fast.tokenization.files.read_tokenizer`.
             TypeError: an option that the constructor does not know.
         """
-        arguments, added = read_tokenizer(pretrained_model_name_or_path, cls._read_json, cls._read_vocabulary)
+        place = tokenizer_place("pretrained_model_name_or_path", pretrained_model_name_or_path, options)
+        return cls._of_place(place, str(pretrained_model_name_or_path), options)
+
+    @classmethod
+    def _of_place(cls, place: Path, name: str, options: Mapping[str, Any]) -> "Self":
+        """`from_pretrained`, after it is known where the files lie; `name` is what the caller gave."""
+        arguments, added = read_tokenizer(place, cls._read_json, cls._read_vocabulary)
         known = inspect.signature(cls.__init__).parameters.keys() - {"self", "vocab_file"}
         config = {key: arguments.pop(key) for key in list(arguments) if key not in known}
-        given = {key: value for key, value in options.items() if key not in _FETCHING}
-        arguments.update(added_tokens=added, name_or_path=str(pretrained_model_name_or_path))
+        given = {key: value for key, value in options.items() if key not in _IGNORED}
+        arguments.update(added_tokens=added, name_or_path=name, **cls._of_class(place))
         try:
             tokenizer = cls(**{**arguments, **given})
         except (TypeError, ValueError) as error:
-            path = str(pretrained_model_name_or_path)
-            if path in str(error):
+            if name in str(error) or str(place) in str(error):
                 raise
-            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{path}: {error}") from error
+            raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}") from error
         tokenizer._config = {key: value for key, value in config.items() if key not in _NOT_SAVED}
         return tokenizer
 
@@ -155,6 +161,11 @@ class StoredTokenizer(TokenDecoder):
     def _own_config(self) -> dict[str, Any]:
         """Keys of tokenizer_config.json that only this class has."""
         raise NotImplementedError
+
+    @classmethod
+    def _of_class(cls, place: Path) -> dict[str, Any]:
+        """Arguments for the constructor by the class that a directory names."""
+        return {}
 
     @classmethod
     def _read_json(cls, path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:

@@ -17,6 +17,12 @@ class RaggedBatch(NamedTuple):
         offsets (int32 [N, 2] or None): start and stop in the text of each token, in code points; (0, 0) for special
             tokens put around it.
         word_ids (int32 [N] or None): which word of its text each token belongs to; -1 for special tokens.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> batch = bert_fast.BertTokenizer(words).encode_ragged(["a text", "a"])
+        >>> batch.ids.tolist(), batch.cu_seqlens.tolist()
+        ([2, 5, 6, 3, 2, 5, 3], [0, 4, 7])
     """
 
     ids: Any

@@ -49,6 +49,14 @@ class BertTokenizer(Tokenizer):
 
     Instances may be shared between threads and forked processes, pickled and copied. Only `add_tokens`,
     `add_special_tokens` and assignments change one.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text", "##s"]
+        >>> tokenizer = bert_fast.BertTokenizer(words)
+        >>> tokenizer(["Texts", "a text"])["input_ids"]
+        [[2, 6, 7, 3], [2, 5, 6, 3]]
+        >>> tokenizer.decode([6, 7])
+        'texts'
     """
 
     do_lower_case: bool

@@ -15,7 +15,7 @@ from bert_fast.tokenization.unigram_file import read_unigram
 from bert_fast.tokenization.vocab import Vocabulary
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 # Parts of a tokenizer.json that are kept and written back as they are.
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
@@ -118,11 +118,8 @@ class XLMRobertaTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **options: Any) -> "Self":
-        """See `StoredTokenizer.from_pretrained`; `exact_scores` is what the class that the directory names does."""
-        path = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path)
-        exact_scores = path.is_dir() and class_of(path) in _EXACT_CLASSES
-        return super().from_pretrained(pretrained_model_name_or_path, **{"exact_scores": exact_scores, **options})
+    def _of_class(cls, place: Path) -> dict[str, Any]:
+        return {"exact_scores": place.is_dir() and class_of(place) in _EXACT_CLASSES}
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """The text of a list of tokens: joined, marks turned into spaces, that of the first token left out."""

@@ -19,7 +19,9 @@ class TrainingArguments(transformers.TrainingArguments):
     One default differs: logging_nan_inf_filter is False, as it would wait for the device after every batch. A loss that
     is no number ends the run where it is logged.
 
-    Raises: TypeError, ValueError naming the field; BackendError for graphs where there are none.
+    Raises:
+        TypeError, ValueError: the message names the field.
+        BackendError: graphs are asked for where there are none.
     """
 
     per_device_train_batch_tokens: int | None = field(

@@ -24,6 +24,16 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint of a run that was written to its end; None where there is none.
 
     transformers writes a checkpoint's state last: one that a killed run left unfinished has none that can be read.
+
+    Args:
+        folder: output_dir of the run.
+
+    Returns:
+        The checkpoint's folder.
+
+    Example:
+        >>> training.last_checkpoint("no-such-run") is None
+        True
     """
     try:
         names = os.listdir(folder)

@@ -55,10 +55,15 @@ class Trainer(transformers.Trainer):
     - A run that was killed goes on from its last checkpoint to the same bits: `train(resume_from_checkpoint=True)`
       takes the newest one that was written to its end.
 
-    model: of `bert_fast.models`, or transformers', fused or not. compute_metrics gets predictions and labels over all
-    examples in their order: [n, ...] an example, [T, ...] for what belongs to tokens, None where there are none.
+    Args:
+        model: of `bert_fast.models`, or transformers', fused or not.
+        args: `TrainingArguments`.
+        data_collator: makes a batch of features; None: `PackedCollator`.
+        options: those of `transformers.Trainer`. compute_metrics gets predictions and labels over all examples in their
+            order: [n, ...] an example, [T, ...] for what belongs to tokens, None where there are none.
 
-    Raises: TypeError, ValueError naming the argument.
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
 
     args: TrainingArguments

@@ -24,7 +24,7 @@ def advice_about(report: dict[str, Any], word: str) -> list[str]:
 
 
 def test_text_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["doctor"]) == 0
+    assert main.main(["doctor", "--verbose"]) == 0
     out = capsys.readouterr().out
     for expected in (
         __version__,
@@ -36,6 +36,19 @@ def test_text_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert expected in out
     for name in (*env.VARIABLES, *backend.op_names(), *backend.BACKENDS, *(p.distribution for p in doctor.PACKAGES)):
+        assert name in out
+
+
+def test_text_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where much is missing; whole packages are named, and each reason once."""
+    monkeypatch.setattr(doctor, "_is_there", lambda module: module in {"torch", "numpy", "safetensors", "pyarrow"})
+    assert main.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 45
+    assert "transformers (not installed)" in out and "torch runs" in out
+    assert out.count("cannot run") == 1 and "triton cannot run" in out
+    assert "What to do" in out and "--verbose" in out.splitlines()[-1]
+    for name in (p.distribution for p in doctor.PACKAGES):
         assert name in out
 
 
@@ -63,7 +76,7 @@ def test_says_why_triton_cannot_run_on_the_cpu() -> None:
     )
     reasons = {candidate["backend"]: candidate["reasons"] for candidate in entry["candidates"]}
     assert any("TRITON_INTERPRET" in reason for reason in reasons["triton"])
-    assert "cannot run: " in doctor.render(doctor.collect())
+    assert "cannot run: " in doctor.render(doctor.collect(), verbose=True)
 
 
 def test_minimum_versions_are_those_of_pyproject() -> None:

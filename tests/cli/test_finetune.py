@@ -180,8 +180,9 @@ def test_files_of_flags_that_cannot_be_used(
         (["--model_name_or_path", "m"], "the following arguments are required: --train_file"),
         (["--learning_rate", "fast"], "invalid float value: 'fast'"),
         (["--eval_strategy", "x"], "invalid choice: 'x'"),
-        (["--model_name_or_path", "m", "--learing_rate", "1"], "--learing_rate 1; did you mean learning_rate?"),
-        (["--model_name_or_path", "m", "--learning", "1"], "unrecognized arguments: --learning 1"),
+        (["--model_name_or_path", "m", "--learing_rate", "1"], "no flag --learing_rate; did you mean --learning_rate?"),
+        (["--model_name_or_path", "m", "--learning", "1"], "no flag --learning; did you mean --learning_rate?"),
+        (["--train_fil", "x"], "no flag --train_fil; did you mean --train_file?"),  # before what is missing
         (["--model_name_or_path", "m", "\x1b[2J"], "unrecognized arguments: \\u001b[2J"),
         (["--config"], "expected one argument"),
     ],

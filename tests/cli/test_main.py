@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,12 +23,42 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"bert_fast {__version__}"
 
 
-@pytest.mark.parametrize("argv", [["no-such-command"], ["doctor", "--no-such-option"]])
-def test_wrong_arguments_exit_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["no-such-command"], "no command no-such-command; see bert-fast --help"),
+        (["bnech"], "no command bnech; did you mean bench?; see bert-fast --help"),
+        (["--versoin"], "no flag --versoin; did you mean --version?"),
+        (["doctor", "--no-such-option"], "no flag --no-such-option"),
+        (["doctor", "extra"], "unrecognized arguments: extra"),
+        (["bench", "--secnds", "4"], "no flag --secnds; did you mean --seconds?"),
+        (["tokenize", "--tokeniser=x"], "no flag --tokeniser; did you mean --tokenizer?"),  # before what is missing
+        (["tokenize", "x", "--out", "y"], "one of the arguments --tokenizer --vocab is required"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main.main(argv)
     assert exit_info.value.code == 2
-    assert "usage: bert-fast" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("usage: bert-fast") and error.endswith(f" error: {message}\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["--version"], ["--help"]], ids=" ".join)
+def test_questions_about_the_command_import_no_torch(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the program that is installed, bert_fast_command.py."""
+    command = [sys.executable, "-X", "importtime", "-m", "bert_fast_command", *argv]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    with contextlib.suppress(SystemExit):
+        main.main(argv)
+    assert result.stdout == capsys.readouterr().out
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "argparse" in imported and not imported & {"torch", "numpy", "transformers"}
+
+
+def test_the_program_runs_commands() -> None:
+    command = [sys.executable, "-m", "bert_fast_command", "doctor", "--json"]
+    assert '"ok": true' in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_without_arguments_it_shows_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +88,10 @@ def test_help_fits_a_screen(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= (TRAINING_SCREEN if argv in LONG else SCREEN)
     assert lines[0].startswith(" ".join(["usage: bert-fast", *argv]))
+    helps = re.findall(r"^  -.*?(?:  |\n {10})(.*(?:\n {8,}.*)*)", "\n".join(lines), re.MULTILINE)
+    for sentence in (" ".join(text.split()) for text in helps):
+        assert sentence[0].isupper() and re.search(r"\.( \[[^\]]+\])?$", sentence), sentence
+    assert argv in SHORT[2:4] or helps  # finetune and predict want a word more
     names = [line.split()[0] for line in lines if line.startswith("  --")]
     assert len(names) == len(set(names))
     for line, after in zip(lines, [*lines[1:], ""], strict=True):

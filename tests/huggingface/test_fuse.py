@@ -48,6 +48,24 @@ def _are_joined(model: nn.Module) -> bool:
     return bool(attentions) and all(are_neighbours(a.query.weight, a.key.weight, a.value.weight) for a in attentions)
 
 
+class Shown(transformers.BertModel):
+    """A class that shows something of its own."""
+
+    def extra_repr(self) -> str:
+        return "\n".join(filter(None, ("layers of mine", super().extra_repr())))
+
+
+def test_print_shows_that_a_model_is_fused(make) -> None:
+    model = make("BertForSequenceClassification")
+    plain = repr(model)
+    assert repr(fuse(model)).splitlines()[:4] == [
+        "BertForSequenceClassification(", "  fused by bert_fast", "  (bert): BertModel(", "    fused by bert_fast",
+    ]  # fmt: skip
+    assert repr(copy.deepcopy(model)) == repr(model) and repr(unfuse(model)) == plain
+    shown = fuse(Shown(transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)))
+    assert repr(shown).splitlines()[1:3] == ["  layers of mine", "  fused by bert_fast"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_only_classes_change_and_they_change_back(make, name) -> None:
     model = make(name, num_labels=2)

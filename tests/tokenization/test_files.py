@@ -212,8 +212,8 @@ def test_tokenizers_that_are_not_berts(edit: dict[str, Any], message: str, minil
 
 
 def test_unreadable_directories(minilm_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no directory or file bert-base-uncased; models are not fetched"):
-        BertTokenizer.from_pretrained("bert-base-uncased")
+    with pytest.raises(FileNotFoundError, match=r"^bert-base-uncased: no such file or directory$"):
+        BertTokenizer.from_pretrained("./bert-base-uncased")
     with pytest.raises(FileNotFoundError, match=r"holds neither tokenizer\.json nor vocab\.txt"):
         BertTokenizer.from_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((minilm_dir / "tokenizer.json").read_bytes()[:1000])

@@ -29,7 +29,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 GUIDES = {
-    "Accelerate what you have": ["docs/migration.md", "docs/families.md"],
+    "Accelerate what you have": ["docs/fuse.md", "docs/migration.md", "docs/families.md"],
     "Train": [
         "docs/training.md", "docs/finetuning.md", "docs/pretraining.md", "docs/pretraining_data.md", "docs/recipes.md",
         "docs/scaling.md",

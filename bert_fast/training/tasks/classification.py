@@ -35,7 +35,7 @@ class ClassificationArguments(TaskArguments):
 
 
 class Classification(Task):
-    """The task of `BertForSequenceClassification`.
+    """Gives texts, or pairs of texts, a class or a number (`BertForSequenceClassification`).
 
     Metrics of classes: accuracy; f1 (of two classes: that of labels[1]; of more: the mean over classes, "macro");
     matthews_correlation. Of numbers: pearson, spearman (0 where all predictions, or all labels, are the same), mse.

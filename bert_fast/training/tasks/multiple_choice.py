@@ -40,7 +40,7 @@ class MultipleChoiceArguments(TaskArguments):
 
 
 class MultipleChoice(Task):
-    """The task of `BertForMultipleChoice`; its metric is accuracy."""
+    """Chooses one of several answers to a question (`BertForMultipleChoice`); its metric is accuracy."""
 
     Arguments = MultipleChoiceArguments
     model_class = BertForMultipleChoice

@@ -44,7 +44,7 @@ class PretrainingArguments:
 
 
 class Pretraining:
-    """Masked words and next sentences by a `BertForPreTraining`, or masked words alone by a `BertForMaskedLM`.
+    """Learns masked words and next sentences (`BertForPreTraining`), or masked words alone (`BertForMaskedLM`).
 
     Metrics beside the loss: masked_accuracy, the share of masked words guessed; next_sentence_accuracy (with pairs);
     unigram_entropy, the loss of masked words that guessing by frequency gives; context_free_loss, that of guessing

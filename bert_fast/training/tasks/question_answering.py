@@ -37,7 +37,9 @@ class QuestionAnsweringArguments(TaskArguments):
 
 
 class QuestionAnswering(Task):
-    """The task of `BertForQuestionAnswering`; an example is a window over the context of a question.
+    """Finds the answer to a question in a text (`BertForQuestionAnswering`).
+
+    An example is a window over the context of a question.
 
     Metrics, from 0 to 1: exact_match and f1 (of words), means over questions by the rules of SQuAD's scripts. They do
     not know where words end in text without spaces: an answer in Chinese is one word.

@@ -47,7 +47,7 @@ class TokenClassificationArguments(TaskArguments):
 
 
 class TokenClassification(Task):
-    """The task of `BertForTokenClassification`.
+    """Gives each word of a sentence a label, as for names (`BertForTokenClassification`).
 
     Metrics: accuracy, the share of words with the right label. Where all labels are O, B-x, I-x (or E-x, S-x), also
     precision, recall and f1 of whole entities by seqeval: one is right if its first word, its last word and its type

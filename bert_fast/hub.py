@@ -1,15 +1,16 @@
 """Names of the Hugging Face hub (`google-bert/bert-base-uncased`) in place of paths.
 
 Downloads are those of the optional package huggingface_hub: its cache, its environment variables (`HF_HUB_OFFLINE`,
-`HF_HOME`, `HF_TOKEN`), its partial-download handling. Nothing but configuration and weights is fetched, and of the
-weights only the first format that the repository has.
+`HF_HOME`, `HF_TOKEN`), its partial-download handling. A file is fetched when it is read: of the weights only the first
+format that the repository has, of a tokenizer its few files.
 """
 
+import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_fast.errors import CheckpointError
@@ -17,6 +18,10 @@ from bert_fast.errors import CheckpointError
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 _NAME = re.compile(r"(?!.{97})\w[\w.-]*(/\w[\w.-]*)?")  # the hub's own rule: at most 96 characters
 _FILE_SUFFIXES = (".bin", ".json", ".pt", ".pth", ".safetensors")
+
+
+class FileAbsent(CheckpointError):
+    """A repository, or the cache of it where the hub was not reached, has none of the files."""
 
 
 def is_hub_name(path: str | os.PathLike[str]) -> bool:
@@ -55,27 +60,61 @@ def fetch_first(name: str, file_names: Iterable[str], options: Mapping[str, Any]
 
     Raises:
         CheckpointError: huggingface_hub is not installed; the repository has none of the files, or is not there or not
-            open to this token; there is no network (or `local_files_only`) and the cache lacks them.
+            open to this token; there is no network (or `local_files_only`) and the cache lacks them. One line that says
+            which of them it is, and what to do.
     """
     try:
         hub = importlib.import_module("huggingface_hub")
         errors = importlib.import_module("huggingface_hub.errors")
     except ImportError as error:
         raise CheckpointError(
-            f"{name}: no such file or directory (names of the Hugging Face hub need the package huggingface_hub)"
+            f"{name}: no such file or directory; names of the Hugging Face hub need the package huggingface_hub: pip "
+            "install huggingface_hub"
         ) from error
-    reasons = []
-    for file_name in file_names:
+    wanted, answer = list(file_names), True
+    for file_name in wanted:
         try:
             return Path(hub.hf_hub_download(name, file_name, **options))
-        except errors.LocalEntryNotFoundError as error:
-            options = {**options, "local_files_only": True}  # no answer: not to be waited for once more
-            reasons.append(f"\n  {file_name}: {_first_line(error)}")
-        except errors.EntryNotFoundError as error:
-            reasons.append(f"\n  {file_name}: {_first_line(error)}")
+        except errors.LocalEntryNotFoundError:
+            answer, options = False, {**options, "local_files_only": True}  # not to be waited for once more
+        except errors.EntryNotFoundError:
+            continue
+        except errors.GatedRepoError as error:
+            raise CheckpointError(f"{name}: ask for access on its page of the hub, then run `hf auth login`") from error
+        except errors.RepositoryNotFoundError as error:
+            raise CheckpointError(
+                f"{name}: no such file or directory, and no model of this name on the hub; a private one needs `hf "
+                "auth login`"
+            ) from error
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{name}: no such file or directory, nor on the hub: {_first_line(error)}") from error
-    raise CheckpointError(f"{name}: no such file or directory, and the hub gave no file:{''.join(reasons)}")
+    files = " or ".join(wanted if "subfolder" not in options else [f"{options['subfolder']}/{one}" for one in wanted])
+    at = "" if options.get("revision") is None else f", revision {options['revision']}"
+    if answer:
+        raise FileAbsent(f"{name}: expected a repository of the hub with {files}{at}, got one without")
+    cache = Path(options.get("cache_dir") or hub.constants.HF_HUB_CACHE)
+    if (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir():
+        lacks = f"the cache of the hub, {cache}, has this name without {files}{at}"
+    else:
+        lacks = f"the cache of the hub, {cache}, has nothing of this name"
+    raise FileAbsent(
+        f"{name}: no such file or directory; {lacks}, and the hub was not reached (offline): run it once with a "
+        "network, or name a folder"
+    )
+
+
+def fetch_together(name: str, first: Sequence[str], others: Iterable[str], options: Mapping[str, Any]) -> Path:
+    """The local directory with the first of some files that a repository has, and those of `others` that it has.
+
+    All of one commit. Arguments and errors: see `fetch_first`.
+    """
+    found = fetch_first(name, first, options)
+    place = PurePosixPath(str(options.get("subfolder", "")), *found.parts[-1:])
+    commit = found.parents[len(place.parts) - 1].name
+    for other in others:
+        with contextlib.suppress(FileAbsent):
+            fetch_first(name, [other], {**options, "revision": commit})
+    return found.parent
 
 
 def _first_line(error: Exception) -> str:
