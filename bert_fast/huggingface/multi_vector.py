@@ -129,9 +129,7 @@ class FusedMultiVectorEncoder(PackingModel, MultiVectorEncoder):
         if features.get("modality", "text") != "text":
             yield f"modality: {features['modality']!r}"
         if "input_ids" not in features or ("cu_seqlens" not in features and _MASK not in features):
-            yield "features: no input_ids, or no mask"
-        if "cu_seq_lens_q" in features:
-            yield "cu_seq_lens_q: texts are flattened"
+            yield "features: no input_ids, or no mask, as of texts that are flattened"
         if self.module_kwargs and any(kwargs.keys() & names for names in self.module_kwargs.values()):
             yield "module_kwargs: a module takes an argument of the call"
 

@@ -25,6 +25,7 @@ from sentence_transformers.multi_vector_encoder.modules import (  # noqa: E402
 )
 
 from bert_fast.huggingface import multi_vector  # noqa: E402
+from bert_fast.huggingface.models import FusedModel  # noqa: E402
 
 FAMILIES = ["Bert", "Roberta", "DistilBert", "MPNet", "NomicBert"]
 QUERIES = ["red", "a house on the hill", "text"]
@@ -36,6 +37,7 @@ EXPANSIONS: list[tuple[dict[str, Any], bool]] = [
     ({"strategy": "fixed", "attend": False, "length": 12}, False),
     ({"strategy": "fixed", "attend": True, "length": 12}, True),
     ({"strategy": "min", "attend": False, "length": 12}, False),
+    ({"strategy": "min", "attend": True, "length": 12}, True),
     ({"strategy": "fixed", "attend": False, "length": 12, "token": "a"}, False),
 ]
 
@@ -116,7 +118,11 @@ def test_skipped_words_count_in_queries_only(folder: Callable[..., Path], padded
 
 @pytest.mark.parametrize(("expansion", "packs"), EXPANSIONS)
 def test_queries_with_expansion_have_their_vectors(
-    folder: Callable[..., Path], padded: list[str], expansion: dict[str, Any], packs: bool
+    folder: Callable[..., Path],
+    padded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    expansion: dict[str, Any],
+    packs: bool,
 ) -> None:
     """Expansion tokens are scored though the mask of attention leaves them out: they are no padding."""
     untouched, fused = (late(folder(), expansion=expansion) for _ in range(2))
@@ -127,13 +133,15 @@ def test_queries_with_expansion_have_their_vectors(
     close(fused.encode_document(TEXTS), wanted[1])
     assert why_not(fused) == [] and not padded
     close(fused.encode_query(TEXTS), wanted[0])
+    encoded: list[int] = []
+    original = FusedModel.encode
+    monkeypatch.setattr(FusedModel, "encode", lambda *a, **k: encoded.append(1) or original(*a, **k))
     features = fused.preprocess(TEXTS, task="query")
     found, theirs = (m(dict(features), task="query") for m in (fused, untouched))
     kept = theirs["attention_mask"]
     assert torch.equal(found["attention_mask"], kept)
     close(found["token_embeddings"][kept], theirs["token_embeddings"][kept])
-    has_zeros = not found["token_embeddings"][~kept].any()
-    assert has_zeros or not packs or kept.all()
+    assert bool(encoded) is packs
 
 
 @pytest.mark.parametrize("attend", [False, True])
@@ -164,12 +172,13 @@ def test_padded_features_give_padded_vectors(folder: Callable[..., Path], padded
     for others in ((dense, MultiVectorMask(SKIPPED)), (dense, MultiVectorMask(), Normalize(**OF_TOKENS), pooling)):
         untouched, fused = late(folder(), *others).train(), fuse(late(folder(), *others)).train()
         untouched.load_state_dict(fused.state_dict())
-        features = fused.preprocess(TEXTS, task="document")
-        ours, theirs = (model(dict(features), task="document") for model in (fused, untouched))
-        kept = theirs["attention_mask"].bool()
-        assert torch.equal(ours["attention_mask"], theirs["attention_mask"])
-        close(ours["token_embeddings"][kept], theirs["token_embeddings"][kept])
-        assert not ours["token_embeddings"][features["attention_mask"][:, : kept.shape[1]] == 0].any()
+        for task in TASKS:  # tokens of documents only are pooled
+            features = fused.preprocess(TEXTS, task=task)
+            ours, theirs = (model(dict(features), task=task) for model in (fused, untouched))
+            kept = theirs["attention_mask"].bool()
+            assert torch.equal(ours["attention_mask"], theirs["attention_mask"])
+            close(ours["token_embeddings"][kept], theirs["token_embeddings"][kept])
+            assert not ours["token_embeddings"][features["attention_mask"][:, : kept.shape[1]] == 0].any()
     assert "unpack" in padded
 
 
@@ -246,6 +255,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "the encoder's forward is replaced, or hooks": lambda m: m[0].model.register_forward_hook(lambda *_: None),
     "config.output_hidden_states": lambda m: setattr(m[0].model.config, "output_hidden_states", True),
     "modules: Transformer, Dense": lambda m: setattr(m[1], "activation_function", nn.Softmax(1)),
+    "modules: Transformer, Dense, Multi": lambda m: setattr(m[1], "module_output_name", "other"),
     "processing_kwargs, unpad_inputs": lambda m: setattr(m[0], "processing_kwargs", {"text": {"max_length": 9}}),
 }
 
@@ -262,6 +272,23 @@ def test_what_keeps_a_model_from_packing_is_said(folder: Callable[..., Path], pa
     padded.clear()
     close(fused.encode(TEXTS), wanted)
     assert "__call__" in padded
+
+
+def test_what_a_module_or_the_encoder_says_of_a_call_is_theirs_to_say(folder: Callable[..., Path]) -> None:
+    for change, error in (
+        (lambda m: None, KeyError),
+        (lambda m: setattr(m, "module_kwargs", {"1": ["task"]}), TypeError),
+    ):
+        for model in (late(folder()), fuse(late(folder()))):
+            change(model)
+            features = dict(model.preprocess(TEXTS, task="query"))
+            if error is KeyError:
+                features["modality"] = "image"
+            with pytest.raises(error, match="image" if error is KeyError else "task"):
+                model(features, task="query")
+    twice = [Transformer(str(folder())), Transformer(str(folder())), MultiVectorMask()]
+    found = why_not(fuse(library.MultiVectorEncoder(modules=twice, device="cpu")))
+    assert found[0].startswith("modules: Transformer, Transformer, MultiVectorMask, not")
 
 
 def test_replaced_functions_of_the_library_are_called(
