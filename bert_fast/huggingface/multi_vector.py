@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-import sentence_transformers
 import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -23,21 +22,18 @@ from bert_fast.huggingface.sentence_models import (
     BESIDE,
     PACK,
     PackingModel,
+    originals,
     reasons_of_encoder,
     reasons_of_module,
     reasons_of_process,
 )
-from bert_fast.modules.originals import Originals
 from bert_fast.ops.maxsim import maxsim
 from bert_fast.ops.packing import Packing
 
-_ORIGINALS = Originals(
-    sentence_transformers,
-    (
-        "MultiVectorEncoder.forward", "MultiVectorEncoder.preprocess", "MultiVectorEncoder._inference",
-        "base.modules.Transformer.forward", "base.modules.Transformer.preprocess", "base.modules.Dense.forward",
-        "base.modules.Normalize.forward", "multi_vector_encoder.modules.MultiVectorMask.forward",
-    ),
+_ORIGINALS = originals(
+    "MultiVectorEncoder.forward", "MultiVectorEncoder.preprocess", "MultiVectorEncoder._inference",
+    "base.modules.Transformer.forward", "base.modules.Transformer.preprocess", "base.modules.Dense.forward",
+    "base.modules.Normalize.forward", "multi_vector_encoder.modules.MultiVectorMask.forward",
 )  # fmt: skip
 _TOKENS, _MASK, _EXPANDED = "token_embeddings", "attention_mask", "query_expansion_positions"
 # Activations of a Dense that read one token at a time.

@@ -6,6 +6,7 @@ vectors are made from them without the scores of all tokens (`ops.splade`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import sentence_transformers
@@ -31,16 +32,26 @@ from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.tokenization import PackedBatch
 
-_ORIGINALS = Originals(
-    sentence_transformers,
-    (
-        "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
-        "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
-        "SparseEncoder.forward", "SparseEncoder.preprocess", "SparseEncoder._inference",
-        "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
-        "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
-    ),
+
+def originals(*paths: str) -> Originals:
+    """Those functions of sentence-transformers that the installed version has."""
+    known = []
+    for path in paths:
+        *modules, cls, name = path.split(".")
+        owner = reduce(getattr, modules, sentence_transformers)
+        if hasattr(getattr(owner, cls, None), name):
+            known.append(path)
+    return Originals(sentence_transformers, known)
+
+
+_ORIGINALS = originals(
+    "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
+    "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
+    "SparseEncoder.forward", "SparseEncoder.preprocess", "SparseEncoder._inference",
+    "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
+    "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
 )  # fmt: skip
+_HAS_INFERENCE = hasattr(SentenceTransformer, "_inference")  # from 6.2: what makes batches of texts and runs them
 PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
 _NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
 BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
@@ -102,6 +113,8 @@ class PackingModel(FusedAround):
         yield from found
         if found:
             return
+        if not _HAS_INFERENCE:
+            yield "sentence_transformers: a version before 6.2, whose models pad texts themselves"
         for name in ("_inference", "preprocess", "forward"):
             if name in vars(self) or not getattr(getattr(type(self), name), "is_ours", False):
                 yield f"{name}: it is replaced"
