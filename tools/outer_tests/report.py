@@ -2,7 +2,7 @@
 
 A line: project and version of the tests, paths and options of the run, versions of what was installed; for both runs
 how many tests passed, failed and were skipped; calls of the fused run by path; reasons; names of the tests that differ.
-The newest line of a project, its paths, installed versions and families given instead counts.
+The newest line of a project, its paths, installed versions and families that an option names counts.
 """
 
 from collections import Counter
@@ -57,8 +57,8 @@ def lines(path: Path | None = None) -> list[dict[str, Any]]:
     newest: dict[str, dict[str, Any]] = {}
     path = RECORD if path is None else path
     for line in read_lines(path) if path.exists() else ():
-        instead = [option for option in line["options"] if option.startswith("--outer-instead=")]
-        newest[f"{line['project']} {_installed(line)} {line['paths']} {instead}"] = line
+        families = [option for option in line["options"] if option.startswith(("--outer-instead=", "--common="))]
+        newest[f"{line['project']} {_installed(line)} {line['paths']} {families}"] = line
     return list(newest.values())
 
 
