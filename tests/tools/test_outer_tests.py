@@ -114,8 +114,9 @@ def test_common_tests_of_a_family_run_on_all_of_its_classes(tmp_path: Path, monk
     theirs.random_attention_mask = lambda shape: torch.ones(shape, dtype=torch.long)
     monkeypatch.setitem(sys.modules, "tests.test_modeling_common", theirs)
     monkeypatch.setattr(common_cases, "_ABSENT", {"tests.nowhere.at_all": {"some": 3}})
-    (file,) = common_cases.write(tmp_path, ["Bert"])
-    tests = runpy.run_path(str(file))["ModelTest"]
+    files = common_cases.write(tmp_path, ["Electra", "Bert"])
+    other, tests = (runpy.run_path(str(file))["ModelTest"] for file in files)
+    assert (other.__name__, other.all_model_classes[1].__name__) == ("ElectraTest", "ElectraForMaskedLM")
     assert importlib.import_module("tests.nowhere.at_all").some == 3
     assert [cls.__name__ for cls in tests.all_model_classes][::6] == ["BertModel", "BertForPreTraining"]
     test = tests()

@@ -43,7 +43,7 @@ def tests_of(prefix: str) -> type:
     """The tests of all classes of a family that transformers has."""
     for name, values in _ABSENT.items():
         parent = name.rpartition(".")[0]
-        if importlib.util.find_spec(parent) is None:
+        if parent not in sys.modules and importlib.util.find_spec(parent) is None:
             sys.modules[parent] = package = ModuleType(parent)
             package.__path__ = []
             sys.modules[name] = module = ModuleType(name)
