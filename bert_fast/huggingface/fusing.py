@@ -17,9 +17,9 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     Modules, parameters, configuration, hooks and signatures stay as they are, by identity; the classes of the models,
     of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Calls
     for which something speaks against that (`why_not` says what) run transformers' own code. Copies and pickles of the
-    model are fused as well. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
-    scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs;
-    before or after `.to`, loading, and the injection of PEFT's adapters.
+    model are fused as well. A SentenceTransformer, SparseEncoder or MultiVectorEncoder keeps texts packed up to their
+    vectors, a CrossEncoder up to their scores. Fusing again changes nothing. Fuse before `fully_shard` and before
+    torch.compile runs; before or after `.to`, loading, and the injection of PEFT's adapters.
 
     model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists
         them): one with a head, of an Auto class, of sentence-transformers, of a class derived from these.
