@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "outer_tests.md"
 OUTCOMES = ("passed", "failed", "skipped")
 # Parts of names of tests that fail on one side, now and then or always, and no fault of ours -> why.
 EXPLAINED = {
-    "test_no_duplicates_batch_sampler_matches_reference_algorithm": "has no model and shuffles its data without a seed; "
+    "test_no_duplicates_batch_sampler_matches_reference_algorithm": "has no model and shuffles data without a seed; "
     "untouched it failed in 9 of 32 runs",
     "test_training_gradient_checkpointing_use_reentrant": "compares which gradients are exactly 0 in two steps. "
     "That of the bias of a head of multiple choice is 0 but for rounding, and the test puts a mock in the place of a "
