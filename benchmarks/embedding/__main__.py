@@ -14,6 +14,8 @@ from benchmarks.embedding.batch_memory import SIZES, run_memory
 from benchmarks.embedding.block_diagonal import MIXES, name_of, run_mix
 from benchmarks.embedding.contrastive import run_contrastive
 from benchmarks.embedding.cross_encoders import CASES, run_case
+from benchmarks.embedding.efficiency import MODELS, run_efficiency
+from benchmarks.embedding.efficiency import name_of as name_of_model
 from benchmarks.embedding.late_interaction import run_late_interaction
 from benchmarks.embedding.splade import run_splade, run_splade_memory
 from benchmarks.kit.results import RESULTS, read_lines
@@ -27,8 +29,10 @@ EMBEDDING_JOBS: dict[str, Callable[[int], Iterable[Line]]] = {
     },
     **{f"batch_memory/{shape}": lambda rounds, shape=shape: [run_memory(shape)] for shape in SIZES},
     "splade/minilm/16/1": lambda rounds: [run_splade("minilm", 16, 1, rounds)],
+    "splade/base, 4 layers/8/1": lambda rounds: [run_splade("base", 8, 1, rounds, layers=4)],
     "splade_memory/base": lambda rounds: [run_splade_memory()],
     **{case.name: partial(run_case, case) for case in CASES},
+    **{name_of_model(model): partial(run_efficiency, model) for model in MODELS},
     **{name_of(mix): lambda rounds, mix=mix: [run_mix(mix, rounds)] for mix in MIXES},
 }
 

@@ -11,19 +11,22 @@ PAGE = ROOT / "docs" / "embeddings.md"
 STEPS = ("contrastive/minilm/32x8/1",)
 SCORES = ("late_interaction/32", "late_interaction/128")
 MEMORY = ("batch_memory/tiny", "batch_memory/minilm")
-SPLADE = ("splade/minilm/16/1",)
+SPLADE = ("splade/minilm/16/1", "splade/base, 4 layers/8/1")
 SPLADE_MEMORY = ("splade_memory/base",)
 _MODELS = {"minilm": "MiniLM", "base, 4 layers": "BERT-base, 4 layers"}
 _WORK = ("score/as they come", "score/sorted", "train/as they come", "train/sorted")
 PACKED = tuple(
     f"gliner/roberta base, 4 layers/{mix}" for mix in ("short_zipf", "short_uniform", "mixed_tail", "flat_long")
 )
+EFFICIENCY = tuple(
+    f"efficiency/{model}/{data}" for model in _MODELS for data in ("stsb", "natural-questions", "imdb, four times")
+)
 CROSS = tuple(f"cross_encoder/{model}/{what}" for model in _MODELS for what in _WORK)
 
 
 def newest(lines: Sequence[Line]) -> dict[str, Line]:
     """Case -> its last line, of those that are about embedding models on a CPU."""
-    known = {*STEPS, *SCORES, *MEMORY, *SPLADE, *SPLADE_MEMORY, *CROSS, *PACKED}
+    known = {*STEPS, *SCORES, *MEMORY, *SPLADE, *SPLADE_MEMORY, *CROSS, *PACKED, *EFFICIENCY}
     return {line["case"]: line for line in lines if line.get("case") in known}
 
 
@@ -37,6 +40,7 @@ def tables(lines: Sequence[Line]) -> dict[str, str]:
         "splade": [_splade(found[case]) for case in SPLADE if case in found],
         "splade_memory": [_splade_memory(found[case]) for case in SPLADE_MEMORY if case in found],
         "cross_encoders": [_cross(found[case]) for case in CROSS if case in found],
+        "efficiency": [_efficiency(found[case]) for case in EFFICIENCY if case in found],
         "packed": [_packed(found[case]) for case in PACKED if case in found],
     }
     return {name: table(_HEADERS[name], some) if some else NOTHING for name, some in rows.items()}
@@ -50,6 +54,9 @@ _HEADERS = {
     "splade_memory": ("texts", "fused", "untouched", "share"),
     "cross_encoders": (
         "model, work, pairs", "fill", "untouched, pairs/s", "compiled, pairs/s", "fused, pairs/s", "fused over the best"
+    ),
+    "efficiency": (
+        "model, lengths of", "texts", "tokens", "untouched, CPU s", "compiled", "bf16 autocast", "fused",
     ),
     "packed": (
         "lengths of 64 texts", "fill", "fill of rows", "block-diagonal over padded", "fused over padded",
@@ -78,6 +85,13 @@ def _cross(r: Line) -> tuple[str, ...]:
     return f"{_MODELS[model]}, {work}, {order}", f"{r['fill']:.2f}", *rates, f"**{r['ratio']:.2f}x**"
 
 
+def _efficiency(r: Line) -> tuple[str, ...]:
+    _, model, data = r["case"].split("/")
+    compiled, bf16, fused = (f"{r[f'{one}_over_untouched']:.2f}x" for one in ("compiled", "bf16", "fused"))
+    counts = str(r["texts"]), f"{r['real_tokens']:,}", f"{r['untouched_cpu_s']:.2f}"
+    return f"{_MODELS[model]}, {data}", *counts, compiled, bf16, f"**{fused}**"
+
+
 def _packed(r: Line) -> tuple[str, ...]:
     ratios = (f"{r[name]:.2f}x" for name in ("block_diagonal_over_padded", "fused_over_padded"))
     fills = (f"{r[name]:.2f}" for name in ("fill", "fill_of_rows"))
@@ -94,7 +108,7 @@ def _memory(r: Line) -> Iterator[tuple[str, ...]]:
 
 def _splade(r: Line) -> tuple[str, ...]:
     seconds = (f"{r[f'{side}_cpu_s']:.2f}" for side in ("bert_fast", "theirs"))
-    return r["case"].split("/")[1], str(r["pairs"]), f"{r['fill']:.2f}", *seconds, f"**{r['ratio']:.2f}x**"
+    return _MODELS[r["case"].split("/")[1]], str(r["pairs"]), f"{r['fill']:.2f}", *seconds, f"**{r['ratio']:.2f}x**"
 
 
 def _splade_memory(r: Line) -> tuple[str, ...]:

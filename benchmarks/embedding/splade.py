@@ -32,15 +32,16 @@ SIDES = ("bert_fast", "theirs")
 _AGREE = 1e-4  # of losses, relative
 
 
-def _model(size: bert.Size, folder: Path) -> Any:
-    """A SparseEncoder of random weights, with MiniLM's tokenizer."""
+def _model(size: bert.Size, layers: int | None, folder: Path) -> Any:
+    """A SparseEncoder of random weights, of so many layers if not all, with MiniLM's tokenizer."""
     from sentence_transformers import SparseEncoder
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
-    BertForMaskedLM(size.config(BertConfig)).save_pretrained(folder)
+    options = {} if layers is None else {"num_hidden_layers": layers}
+    BertForMaskedLM(size.config(BertConfig, **options)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(str(minilm())).save_pretrained(folder)
     encoder = Transformer(str(folder), transformer_task="fill-mask")
     model = SparseEncoder(modules=[encoder, SpladePooling()], device="cpu")
@@ -57,7 +58,7 @@ def _step(model: Any, loss: nn.Module, features: list[dict[str, Tensor]]) -> Non
     _loss(loss, features).backward()
 
 
-def run_splade(shape: str, num_pairs: int, threads: int, rounds: int) -> dict[str, Any]:
+def run_splade(shape: str, num_pairs: int, threads: int, rounds: int, layers: int | None = None) -> dict[str, Any]:
     """Times steps of so many pairs."""
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
@@ -67,7 +68,7 @@ def run_splade(shape: str, num_pairs: int, threads: int, rounds: int) -> dict[st
     torch.set_num_threads(threads)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            models = {side: _model(bert.BY_NAME[shape], Path(folder)) for side in SIDES}
+            models = {side: _model(bert.BY_NAME[shape], layers, Path(folder)) for side in SIDES}
         bert_fast.fuse(models["bert_fast"])
         columns = map(list, zip(*pairs_of(num_pairs), strict=True))
         features = [dict(models["theirs"].preprocess(column)) for column in columns]
@@ -88,7 +89,7 @@ def run_splade(shape: str, num_pairs: int, threads: int, rounds: int) -> dict[st
         torch.set_num_threads(before)
     masks = [column["attention_mask"] for column in features]
     return {
-        "case": f"splade/{shape}/{num_pairs}/{threads}",
+        "case": f"splade/{shape if layers is None else f'{shape}, {layers} layers'}/{num_pairs}/{threads}",
         "pairs": num_pairs,
         "real_tokens": int(sum(mask.sum() for mask in masks)),
         "fill": round(float(sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)), 4),

@@ -83,6 +83,7 @@ CASES = (
     TokenizerCase("en_docs_cased", "arrays", _all("arrays")),
     TokenizerCase("en_long", "arrays", _all("arrays")),
     TokenizerCase("en_short", "arrays", _all("arrays"), batch_size=1024),
+    TokenizerCase("en_10k", "one", _all("one")),
     TokenizerCase("zh_docs", "lists", _all("lists")),
     TokenizerCase("en_docs", "arrays", _all("arrays")[:4], is_primed=True),
 )

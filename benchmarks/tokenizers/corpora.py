@@ -150,6 +150,7 @@ CORPORA = {
         Corpus("en_docs", "English books, 2 KB", UNCASED, _book_pieces),
         Corpus("en_docs_cased", "English books, 2 KB, cased", _CASED, _book_pieces),
         Corpus("en_long", "English books, 250 KB", UNCASED, lambda: _book_pieces(LONG_BYTES)),
+        Corpus("en_10k", "English books, 10 KB", UNCASED, lambda: _book_pieces(10_000)),
         Corpus("en_short", "English sentences, 100 to 300 bytes", UNCASED, _short),
         Corpus("en_11", "English, 11 bytes", UNCASED, lambda: _book_windows(11)),
         Corpus("en_128", "English, 128 bytes", UNCASED, lambda: _book_windows(128)),

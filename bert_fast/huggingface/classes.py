@@ -153,11 +153,16 @@ def around() -> dict[type, type]:
         return {}
     from bert_fast.huggingface import sentence_models as models
 
-    return {
+    known: dict[type, type] = {
         library.SentenceTransformer: models.FusedSentenceTransformer,
         library.CrossEncoder: models.FusedCrossEncoder,
         library.SparseEncoder: models.FusedSparseEncoder,
     }
+    if hasattr(library, "MultiVectorEncoder"):
+        from bert_fast.huggingface.multi_vector import FusedMultiVectorEncoder
+
+        known[library.MultiVectorEncoder] = FusedMultiVectorEncoder
+    return known
 
 
 def fused_class(cls: type) -> type | None:

@@ -18,9 +18,9 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     of the modules inside them and of the models with a head change to subclasses which compute on packed tokens. Query,
     key and value of a layer move side by side in memory. Calls for which something speaks against the packed path
     (`why_not` says what) run transformers' own code. Copies and pickles of the model are fused as well, and
-    `print(model)` says so. A SentenceTransformer keeps texts packed up to their vectors, a CrossEncoder up to their
-    scores. Fusing again changes nothing. Fuse before `fully_shard` and before torch.compile runs; before or after
-    `.to`, loading, and the injection of PEFT's adapters.
+    `print(model)` says so. A SentenceTransformer, SparseEncoder or MultiVectorEncoder keeps texts packed up to their
+    vectors, a CrossEncoder up to their scores. Fusing again changes nothing. Fuse before `fully_shard` and before
+    torch.compile runs; before or after `.to`, loading, and the injection of PEFT's adapters.
 
     Args:
         model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists

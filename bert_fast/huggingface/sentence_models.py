@@ -6,6 +6,7 @@ vectors are made from them without the scores of all tokens (`ops.splade`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import sentence_transformers
@@ -30,19 +31,29 @@ from bert_fast.modules.originals import GLOBAL_HOOKS, Originals
 from bert_fast.ops._autocast import autocast_dtype
 from bert_fast.tokenization import PackedBatch
 
-_ORIGINALS = Originals(
-    sentence_transformers,
-    (
-        "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
-        "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
-        "SparseEncoder.forward", "SparseEncoder.preprocess", "SparseEncoder._inference",
-        "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
-        "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
-    ),
+
+def originals(*paths: str) -> Originals:
+    """Those functions of sentence-transformers that the installed version has."""
+    known = []
+    for path in paths:
+        *modules, cls, name = path.split(".")
+        owner = reduce(getattr, modules, sentence_transformers)
+        if hasattr(getattr(owner, cls, None), name):
+            known.append(path)
+    return Originals(sentence_transformers, known)
+
+
+_ORIGINALS = originals(
+    "SentenceTransformer.forward", "SentenceTransformer.preprocess", "SentenceTransformer._inference",
+    "CrossEncoder.forward", "CrossEncoder.preprocess", "CrossEncoder._inference",
+    "SparseEncoder.forward", "SparseEncoder.preprocess", "SparseEncoder._inference",
+    "base.modules.Transformer.forward", "base.modules.Transformer.preprocess",
+    "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
 )  # fmt: skip
-_PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
+_HAS_INFERENCE = hasattr(SentenceTransformer, "_inference")  # from 6.2: what makes batches of texts and runs them
+PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
 _NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
-_BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
+BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
 
 
 class _OfTheOriginal:
@@ -56,22 +67,23 @@ class _OfTheOriginal:
         return getattr(replaced, self._name)
 
 
-class _PackingModel(FusedAround):
-    """What both kinds of models have in common: batches of their own loops are packed."""
+class PackingModel(FusedAround):
+    """What all kinds of models have in common: batches of their own loops are packed."""
 
+    vectors = "sentence_embedding"  # the features that are packed
     _modules: dict[str, Any]
     _multi_process_worker = _OfTheOriginal()
 
     def _inference(self, inputs: list[Any], **options: Any) -> Any:
         """As sentence-transformers' own, on packed batches where nothing speaks against it."""
-        shows_vectors = options.get("output_value", "sentence_embedding") == "sentence_embedding"
+        shows_vectors = options.get("output_value", self.vectors) == self.vectors
         if shows_vectors and next(self.reasons_around(), None) is None:
-            options[_PACK] = True
+            options[PACK] = True
         return super()._inference(inputs, **options)  # type: ignore[misc]
 
     def preprocess(self, inputs: Any, prompt: str | None = None, **kwargs: Any) -> Any:
         """As sentence-transformers' own; padded, but for `_inference`."""
-        if kwargs.pop(_PACK, False) and not (prompt and self._leaves_prompts_out()):
+        if kwargs.pop(PACK, False) and not (prompt and self._leaves_prompts_out()):
             batch = _packed(self[0], inputs, prompt, kwargs)  # type: ignore[index]
             if batch is not None and not reasons(self._bert(), batch):
                 return batch
@@ -79,7 +91,7 @@ class _PackingModel(FusedAround):
 
     def forward(self, input: Any, **kwargs: Any) -> Any:
         """As sentence-transformers' own."""
-        kwargs.pop(_PACK, None)
+        kwargs.pop(PACK, None)
         return super().forward(input, **kwargs)  # type: ignore[misc]
 
     def _bert(self) -> Any:
@@ -100,6 +112,8 @@ class _PackingModel(FusedAround):
         yield from found
         if found:
             return
+        if not _HAS_INFERENCE:
+            yield "sentence_transformers: a version before 6.2, whose models pad texts themselves"
         for name in ("_inference", "preprocess", "forward"):
             if name in vars(self) or not getattr(getattr(type(self), name), "is_ours", False):
                 yield f"{name}: it is replaced"
@@ -112,7 +126,7 @@ class _PackingModel(FusedAround):
     _inference.is_ours = preprocess.is_ours = forward.is_ours = True  # type: ignore[attr-defined]
 
 
-class _VectorModel(_PackingModel):
+class _VectorModel(PackingModel):
     """Models whose second module makes vectors of tokens."""
 
     module_kwargs: dict[str, list[str]] | None
@@ -122,11 +136,11 @@ class _VectorModel(_PackingModel):
 
         `token_embeddings` of what it returns are made when somebody looks at them.
         """
-        is_own = kwargs.pop(_PACK, False)
+        is_own = kwargs.pop(PACK, False)
         if torch.compiler.is_compiling() or next(self._reasons_of_call(input, kwargs), None) is not None:
             return super().forward(input, **kwargs)
         bert = self._bert()
-        arguments = {name: value for name, value in input.items() if name not in _BESIDE}
+        arguments = {name: value for name, value in input.items() if name not in BESIDE}
         if reasons(bert, arguments):
             return super().forward(input, **kwargs)
         features = self._pooled(bert, arguments, input, is_own)
@@ -178,13 +192,13 @@ class FusedSentenceTransformer(_VectorModel, SentenceTransformer):
         return not self[1].include_prompt
 
     def _reasons_of_modules(self) -> Iterator[str]:
-        yield from _reasons_of_process()
+        yield from reasons_of_process()
         modules = list(self._modules.values())
         if len(modules) < 2 or type(modules[0]) is not Transformer or type(modules[1]) is not Pooling:
             yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer, Pooling, ..."
             return
-        yield from _reasons_of_encoder(modules[0], "token_embeddings", "last_hidden_state")
-        yield from _reasons_of_module("pooling", modules[1])
+        yield from reasons_of_encoder(modules[0], "token_embeddings", "last_hidden_state")
+        yield from reasons_of_module("pooling", modules[1])
         if not is_fused_model(modules[0].model):
             yield f"the encoder is a {type(modules[0].model).__name__}, no fused model"
         elif modules[0].model.config.output_hidden_states:
@@ -210,14 +224,14 @@ class FusedSparseEncoder(_VectorModel, SparseEncoder):
         return self[0].model
 
     def _reasons_of_modules(self) -> Iterator[str]:
-        yield from _reasons_of_process()
+        yield from reasons_of_process()
         modules = list(self._modules.values())
         is_known = len(modules) > 1 and type(modules[0]) in (Transformer, MLMTransformer)
         if not is_known or type(modules[1]) is not SpladePooling:
             yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer, SpladePooling, ..."
             return
-        yield from _reasons_of_encoder(modules[0], "token_embeddings", "logits")
-        yield from _reasons_of_module("pooling", modules[1])
+        yield from reasons_of_encoder(modules[0], "token_embeddings", "logits")
+        yield from reasons_of_module("pooling", modules[1])
         if modules[1].pooling_strategy != "max":
             yield f"pooling_strategy: {modules[1].pooling_strategy!r} needs the scores of all tokens"
         model = modules[0].model
@@ -231,19 +245,19 @@ class FusedSparseEncoder(_VectorModel, SparseEncoder):
             yield "config.output_hidden_states: the features hold those of all layers"
 
 
-class FusedCrossEncoder(_PackingModel, CrossEncoder):
+class FusedCrossEncoder(PackingModel, CrossEncoder):
     """Scores of pairs of texts, on packed tokens."""
 
     def _bert(self) -> Any:
         return self[0].model.inner
 
     def _reasons_of_modules(self) -> Iterator[str]:
-        yield from _reasons_of_process()
+        yield from reasons_of_process()
         modules = list(self._modules.values())
         if len(modules) != 1 or type(modules[0]) is not Transformer:
             yield f"modules: {', '.join(type(each).__name__ for each in modules)}, not Transformer alone"
             return
-        yield from _reasons_of_encoder(modules[0], "scores", "logits")
+        yield from reasons_of_encoder(modules[0], "scores", "logits")
         model = modules[0].model
         if not runs(model, FusedForSequenceClassification):
             yield f"the model is a {type(model).__name__}, no fused model of sequence classes"
@@ -273,16 +287,16 @@ def _as_theirs(vectors: Tensor, training: bool) -> Tensor:
     return vectors if dtype is None or (training and vectors.is_cuda) else vectors.to(dtype)
 
 
-def _reasons_of_process() -> Iterator[str]:
+def reasons_of_process(originals: Originals = _ORIGINALS) -> Iterator[str]:
     """Functions of sentence-transformers that were replaced, and hooks of every module."""
-    yield from (f"sentence_transformers.{path}: replaced for the whole process" for path in _ORIGINALS.replaced())
+    yield from (f"sentence_transformers.{path}: replaced for the whole process" for path in originals.replaced())
     if any(GLOBAL_HOOKS):
         yield "hooks of every module are registered (torch.nn.modules.module)"
 
 
-def _reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:
+def reasons_of_encoder(encoder: Any, output: str, of_model: str) -> Iterator[str]:
     """Why a `Transformer` must be called on padded features; `output` is what it returns, `of_model` whence."""
-    yield from _reasons_of_module("transformer", encoder)
+    yield from reasons_of_module("transformer", encoder)
     if has_noticing_hooks(encoder.model) or "forward" in vars(encoder.model):
         yield "the encoder's forward is replaced, or hooks are registered"
     if encoder.module_output_name != output:
@@ -298,7 +312,8 @@ def _calls(output: str) -> tuple[dict[str, Any], ...]:
     return tuple({"method": "forward", "method_output_name": name} for name in (output, (output,), [output]))
 
 
-def _reasons_of_module(name: str, module: nn.Module) -> Iterator[str]:
+def reasons_of_module(name: str, module: nn.Module) -> Iterator[str]:
+    """Why a module must be called as it is."""
     if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
         yield f"{name}: its forward is replaced"
     if has_noticing_hooks(module):
@@ -311,8 +326,8 @@ def _reasons_of_texts(encoder: Any) -> Iterator[str]:
         yield "transformer: its preprocess is replaced"
     if list(encoder.modality_config) != ["text"]:
         yield "modality_config: there are others than texts"
-    if encoder.processing_kwargs or encoder.query_expansion is not None or encoder.can_flatten_inputs:
-        yield "processing_kwargs, query_expansion, unpad_inputs: texts are prepared in another way"
+    if encoder.processing_kwargs or encoder.can_flatten_inputs:
+        yield "processing_kwargs, unpad_inputs: texts are prepared in another way"
     if encoder.processor is not encoder.tokenizer or encoder.tokenizer is None:
         yield f"processor: a {type(encoder.processor).__name__}, no tokenizer"
     elif isinstance(reason := same_tokenizer(encoder.tokenizer), str):
@@ -328,6 +343,8 @@ def _packed(encoder: Any, inputs: Any, prompt: str | None, kwargs: Mapping[str, 
     """The packed batch of texts, or of pairs, which `encoder.preprocess` would pad; None where it must do it."""
     if not inputs or any(value for name, value in kwargs.items() if name != "task"):
         return None
+    if encoder.query_expansion is not None and kwargs.get("task") == "query":
+        return None  # which it fills up to a length
     is_paired = type(inputs[0]) is not str
     if is_paired and not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in inputs):
         return None

@@ -102,7 +102,7 @@ def _blocks(num_words: int) -> Iterator[slice]:
 
 
 def _maxima_of_chunks(a: Splade, top: Tensor, tokens: Tensor | None) -> None:
-    """As `_maxima_of_texts`, without a device sync."""
+    """As `_maxima_of_texts`, without a device sync; minus infinity for texts without tokens."""
     weight, bias = cast(a.weight, a.x.dtype).t(), None if a.bias is None else cast(a.bias, a.x.dtype)
     top.fill_(-torch.inf)
     step = max(1, _OTHER_CHUNK_BYTES // (weight.shape[1] * top.element_size()))
@@ -122,7 +122,6 @@ def _maxima_of_chunks(a: Splade, top: Tensor, tokens: Tensor | None) -> None:
         is_greater = (value > top) | (value.isnan() & ~top.isnan())
         tokens.copy_(torch.where(is_greater, token, tokens))
         torch.maximum(top, value, out=top)
-    top.masked_fill_((a.cu_seqlens.diff() == 0)[:, None], 0)
 
 
 def _texts(cu_seqlens: Tensor, start: int, count: int) -> Tensor:

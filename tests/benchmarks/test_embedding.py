@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embedding import batch_memory, block_diagonal, contrastive, cross_encoders, on_device, report, splade
+from benchmarks.embedding import (
+    batch_memory,
+    block_diagonal,
+    contrastive,
+    cross_encoders,
+    efficiency,
+    on_device,
+    report,
+    splade,
+)
 from benchmarks.embedding.__main__ import EMBEDDING_JOBS, STUDY
 from benchmarks.embedding.on_device import CASES, PROVIDERS, SMALL_CASES, least_cosine
 from benchmarks.gpu.summary import shown
@@ -90,18 +99,24 @@ def lines_of_a_cpu() -> list[dict[str, Any]]:
         "case": "cross_encoder/minilm/score/sorted", "pairs": 64, "fill": 0.98, "untouched_cpu_s": 4.0, "ratio": 1.05,
         "compiled_cpu_s": 3.2, "fused_cpu_s": 2.0,
     }  # fmt: skip
+    models = {
+        "case": "efficiency/minilm/stsb", "texts": 96, "real_tokens": 1234, "untouched_cpu_s": 1.5,
+        "compiled_over_untouched": 1.1, "bf16_over_untouched": 0.25, "fused_over_untouched": 1.6,
+    }  # fmt: skip
     memory |= batch_memory.extrapolated([1024, 2048], [10**7, 3 * 10**7])
     return [
-        steps | {"cached_ratio": 9.0}, steps, memory, sparse, {"case": "splade_memory/base", **sizes}, cross,
+        steps | {"cached_ratio": 9.0}, steps, memory, sparse, {"case": "splade_memory/base", **sizes}, cross, models,
     ]  # fmt: skip
 
 
 def test_what_is_shown_is_what_is_measured() -> None:
     pairs = {f"{case.name}/{order}" for case in cross_encoders.CASES for order in cross_encoders.ORDERS}
-    others = {name for name in EMBEDDING_JOBS if not name.startswith("cross_encoder/")}
-    assert {case.name for case in cross_encoders.CASES} | others == set(EMBEDDING_JOBS)
+    models = set(map(efficiency.name_of, efficiency.MODELS))
+    others = {name for name in EMBEDDING_JOBS if not name.startswith(("cross_encoder/", "efficiency/"))}
+    assert {case.name for case in cross_encoders.CASES} | others | models == set(EMBEDDING_JOBS)
     shown = {*report.STEPS, *report.SCORES, *report.MEMORY, *report.SPLADE, *report.SPLADE_MEMORY, *report.PACKED}
     assert shown == others and set(report.CROSS) == pairs
+    assert set(report.EFFICIENCY) == {f"{model}/{data}" for model in models for data in efficiency.TEXTS}
 
 
 def test_tables_of_the_newest_figures() -> None:
@@ -111,9 +126,10 @@ def test_tables_of_the_newest_figures() -> None:
     assert "| tiny | 2,048 | 30 MB | 17 MB |" in made["memory"]
     # 20 MB for 1,024 pairs more, 63,488 of them beyond 30 MB.
     assert "| tiny | 65,536, by a line | 1,270 MB | 17,180 MB |" in made["memory"]
-    assert "| minilm | 16 | 0.50 | 2.00 | 4.50 | **2.25x** |" in made["splade"]
+    assert "| MiniLM | 16 | 0.50 | 2.00 | 4.50 | **2.25x** |" in made["splade"]
     assert "| 32 of 256 tokens | 200 MB | 5,000 MB | 4.0% |" in made["splade_memory"]
     assert "| MiniLM, score, sorted | 0.98 | 16.0 | 20.0 | 32.0 | **1.05x** |" in made["cross_encoders"]
+    assert "| MiniLM, stsb | 96 | 1,234 | 1.50 | 1.10x | 0.25x | **1.60x** |" in made["efficiency"]
     assert set(report.tables([]).values()) == {"Nothing is stored."}
 
 
@@ -184,6 +200,35 @@ def test_cross_encoders_are_timed_if_they_agree(work: str, monkeypatch: pytest.M
     monkeypatch.setattr(cross_encoders, "fuse", wrong)
     with pytest.raises(RuntimeError, match=r"fused: .* differs by .*: nothing to time"):
         small_results(work)
+
+
+@pytest.mark.usefixtures("eagerly_compiled")
+def test_models_of_the_page_on_efficiency_are_timed_if_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="the package sentence-transformers is not installed")
+    try:
+        for data, (mean, deviation, count) in efficiency.TEXTS.items():
+            lengths = list(map(len, efficiency.texts_of(data)))
+            assert len(lengths) == count and abs(np.mean(lengths) - mean) < deviation
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setattr(efficiency, "BASE", BY_NAME["tiny"])
+    monkeypatch.setattr(efficiency, "TEXTS", {"stsb": (38.9, 13.9, 3), "long": (300.0, 1.0, 2)})
+    results = list(efficiency.run_efficiency("base, 4 layers", 1))
+    assert [result["case"] for result in results] == [
+        "efficiency/base, 4 layers/stsb",
+        "efficiency/base, 4 layers/long",
+    ]
+    assert results[0]["texts"] == 3 and all(results[0][f"{name}_cpu_s"] > 0 for name in efficiency.PROVIDERS)
+
+    def wrong(model: Any) -> Any:
+        with torch.no_grad():
+            model[0].model.embeddings.word_embeddings.weight.neg_()
+        return fuse(model)
+
+    fuse = efficiency.fuse
+    monkeypatch.setattr(efficiency, "fuse", wrong)
+    with pytest.raises(RuntimeError, match="fused: vectors differ"):
+        list(efficiency.run_efficiency("base, 4 layers", 1))
 
 
 def test_pairs_of_cross_encoders() -> None:

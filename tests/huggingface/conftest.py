@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bert_fast.ops.packing import Packing
 from bert_fast.testing.parity import randomize
 from tests.huggingface.families import configuration
 
@@ -42,3 +43,19 @@ def batch() -> dict[str, Tensor]:
         "attention_mask": mask,
         "token_type_ids": torch.randint(0, 2, (3, 9)),
     }
+
+
+@pytest.fixture
+def padded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was called that makes padded batches or outputs."""
+    transformers = pytest.importorskip("transformers")
+    found: list[str] = []
+    for owner, name in ((Packing, "unpack"), (transformers.PreTrainedTokenizerBase, "__call__")):
+        original = getattr(owner, name)
+
+        def method(self: Any, *args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+            found.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, method)
+    return found

@@ -211,3 +211,22 @@ def test_nothing_of_it_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_versions_without_a_loop_of_their_own_to_pack_are_fused_from_padded_features(small_dir: Path) -> None:
+    """Those before 6.2, which tokenize in `encode`; `why_not` says so."""
+    code = (
+        "import sys, sentence_transformers as library, bert_fast\n"
+        "from sentence_transformers.base.modules import Transformer\n"
+        "from sentence_transformers.sentence_transformer.modules import Pooling\n"
+        "for cls in (library.SentenceTransformer, library.CrossEncoder, library.SparseEncoder): del cls._inference\n"
+        "del library.MultiVectorEncoder._inference, library.base.BaseModel._inference\n"
+        "made = lambda: library.SentenceTransformer(modules=[Transformer(sys.argv[1]), Pooling(32)], device='cpu')\n"
+        "model, features = bert_fast.fuse(made()), made().preprocess(['a small red house', 'the hills'])\n"
+        "found, wanted = (m.eval()(dict(features))['sentence_embedding'] for m in (model, made()))\n"
+        "assert (found - wanted).abs().max() < 1e-4\n"
+        "assert bert_fast.why_not(model)[0].startswith('sentence_transformers: a version before 6.2')"
+    )
+    run = [sys.executable, "-c", code, str(small_dir)]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_fast import fuse, unfuse, why_not
-from bert_fast.ops.packing import Packing
 from bert_fast.testing.tolerances import ABSOLUTE
 from tests.huggingface.sentence_folders import TEXTS, make_checkpoint
 
@@ -57,21 +56,6 @@ def close(found: Any, wanted: Any) -> None:
     found, wanted = found.detach().to_dense(), wanted.detach().to_dense()
     atol = 20 * ABSOLUTE["sentence_embeddings"] * max(1.0, float(wanted.abs().max()))
     torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
-
-
-@pytest.fixture
-def padded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what was called that makes padded batches or outputs."""
-    found: list[str] = []
-    for owner, name in ((Packing, "unpack"), (transformers.PreTrainedTokenizerBase, "__call__")):
-        original = getattr(owner, name)
-
-        def method(self: Any, *args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
-            found.append(_name)
-            return _original(self, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, method)
-    return found
 
 
 @pytest.mark.parametrize("prefix", FAMILIES)

@@ -1,15 +1,19 @@
 """Other projects' tests, untouched and fused: here a project of few tests, one of which sees the difference."""
 
+import importlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.kit.markdown import page_with
-from tools.outer_tests import plugin, report, stand_ins
+from tools.outer_tests import common_cases, plugin, report, stand_ins
 from tools.outer_tests.__main__ import compare, folder_of, main
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
@@ -101,6 +105,27 @@ def test_both_runs_are_compared(
     both = dict.fromkeys(("untouched", "fused"), run | {"versions": line["installed"]})
     report.store("theirs 1.0", ["tests"], [instead], both, [], [])
     assert [line["fails_only_fused"] for line in report.lines(record)] == [[]], "the newest line counts"
+
+
+def test_common_tests_of_a_family_run_on_all_of_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs: Any = ModuleType("tests.test_modeling_common")
+    theirs.ModelTesterMixin = type("ModelTesterMixin", (), {"_prepare_for_class": lambda _, inputs, cls, want: inputs})
+    theirs.ids_tensor = lambda shape, count: torch.arange(shape[0] * shape[1]).view(shape) % count
+    theirs.random_attention_mask = lambda shape: torch.ones(shape, dtype=torch.long)
+    monkeypatch.setitem(sys.modules, "tests.test_modeling_common", theirs)
+    monkeypatch.setattr(common_cases, "_ABSENT", {"tests.nowhere.at_all": {"some": 3}})
+    files = common_cases.write(tmp_path, ["Electra", "Bert"])
+    other, tests = (runpy.run_path(str(file))["ModelTest"] for file in files)
+    assert (other.__name__, other.all_model_classes[1].__name__) == ("ElectraTest", "ElectraForMaskedLM")
+    assert importlib.import_module("tests.nowhere.at_all").some == 3
+    assert [cls.__name__ for cls in tests.all_model_classes][::6] == ["BertModel", "BertForPreTraining"]
+    test = tests()
+    test.setUp()
+    config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
+    assert config.to_dict() == test.model_tester.get_config().to_dict() and int(inputs["input_ids"].min()) == 2
+    pretraining = tests.all_model_classes[6]
+    loss = pretraining(config)(**test._prepare_for_class(inputs, pretraining, True)).loss
+    assert loss is not None and "labels" not in test._prepare_for_class(inputs, tests.all_model_classes[0], True)
 
 
 def test_the_page_shows_what_is_stored() -> None:

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tools.outer_tests import report, stand_ins
+from tools.outer_tests import common_cases, report, stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -31,10 +31,12 @@ def folder_of(path: Path) -> Path:
     return above[-1] if above else path if path.is_dir() else path.parent
 
 
-def run(paths: list[Path], arguments: list[str], variables: dict[str, str], *, patched: bool) -> dict[str, Any]:
+def run(
+    where: Path, paths: list[Path], arguments: list[str], variables: dict[str, str], *, patched: bool
+) -> dict[str, Any]:
     """What `plugin` reports of one run.
 
-    variables: of the environment, beside `OFFLINE`.
+    where: the folder in which pytest runs. variables: of the environment, beside `OFFLINE`.
 
     Raises:
         SystemExit: pytest ended without a report.
@@ -48,7 +50,7 @@ def run(paths: list[Path], arguments: list[str], variables: dict[str, str], *, p
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         environment = os.environ | OFFLINE | variables | {"PYTHONPATH": path}
-        done = subprocess.run(command, cwd=folder_of(paths[0]), env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
         if not found.exists():
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}\npytest ended without a report")
         made: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
@@ -72,6 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--stand-ins", action="store_true", help="small random models under the names that tests load from the hub"
     )
+    parser.add_argument(
+        "--common", default="", metavar="PREFIX,...", help="transformers' common tests of these families, from a folder"
+    )
     parser.add_argument("--record", metavar="PROJECT", help="store the run, of a project's tests of this version")
     parser.add_argument("--tables", action="store_true", help="print what is stored, and run nothing")
     parser.add_argument("--write", action="store_true", help="with --tables: bring the page up to date")
@@ -90,16 +95,19 @@ def main(arguments: list[str] | None = None) -> int:
         if options.stand_ins:
             stand_ins.make(Path(folder))
             variables = stand_ins.environment(Path(folder))
-        found = {name: run(paths, others, variables, patched=name == "fused") for name in ("untouched", "fused")}
+        families = [prefix for prefix in options.common.split(",") if prefix]
+        tests, where = common_cases.write(Path(folder), families) or paths, folder_of(paths[0])
+        found = {name: run(where, tests, others, variables, patched=name == "fused") for name in ("untouched", "fused")}
     worse, better = compare(found["untouched"]["outcomes"], found["fused"]["outcomes"])
     _print(found, worse, better)
     if not found["untouched"]["outcomes"]:
         print("no test was found")
         return 1
     if options.record is not None:
-        where = [str(path.relative_to(folder_of(paths[0]))) for path in paths]
+        shown = [str(path.relative_to(where)) for path in paths]
         stood_in = ["--stand-ins"] if options.stand_ins else []
-        report.store(options.record, where, [*stood_in, *others], found, worse, better)
+        common = [f"--common={options.common}"] if options.common else []
+        report.store(options.record, shown, [*stood_in, *common, *others], found, worse, better)
     return 1 if worse else 0
 
 

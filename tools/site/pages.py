@@ -42,7 +42,7 @@ GUIDES = {
 }  # fmt: skip
 RESULTS = [
     "docs/results.md", "docs/tokenizer_speed.md", "docs/saved_bytes.md", "docs/host_cost.md", "docs/outer_tests.md",
-    "docs/benchmarks.md",
+    "docs/others.md", "docs/benchmarks.md",
 ]  # fmt: skip
 ABOUT = [
     "docs/architecture.md", "docs/programs.md", "docs/environment.md",
