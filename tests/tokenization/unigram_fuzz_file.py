@@ -5,10 +5,11 @@ r"""Texts with the results of Hugging Face `tokenizers` for Unigram models, in a
 
 What stands before the texts of a block, behind the magic "unigram texts 1\n" at the start of the file:
 
-    name, the tokenizer.json (strings); unk_id (array of one); byte_fallback, whitespace_split, split (uint8 each)
+    name, the tokenizer.json (strings); unk_id (array of one); byte_fallback, whitespace_split, split, split_punctuation (uint8
+    each)
     replacement, prepend (strings); the character map (string); number of steps (array of one)
     each step: kind, two strings, and two numbers (array): charsmap; strip (left, right); replace (pattern, content);
-    replace_spaces (content; least)
+    replace_spaces (content; least); replace_whitespace (content); lowercase; compose
     number of added tokens (array of one); each as in fuzz_file.py
     vocabulary: array of ends, then one string of all pieces; scores (string of float64)
 """
@@ -45,7 +46,7 @@ from .unigram_core import MARK, SPECIAL, Piece, added_token, forms, make_engine,
 MAGIC = b"unigram texts 1\n"
 FULL_FILE = fuzz_file.ROOT / "build" / "fuzz" / "unigram.bin"  # where the check runner puts the file with all texts
 NUM_TEXTS = 1_000_000  # of the grammar; code points and real texts come on top
-SWITCHES = ("byte_fallback", "whitespace_split", "split")
+SWITCHES = ("byte_fallback", "whitespace_split", "split", "split_punctuation")
 CONTENTS = ("<e1>", "<E1>", "a-b", "x y", " q", "q ", "É_", "\u2581z", "<mask", "\ufb01n")  # no model has these pieces
 
 
