@@ -37,6 +37,7 @@ MODEL_FILE = "config.json"
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("gte", "jina_embeddings_v3", "metaclip_2", "trocr", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
     "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
 }
 _MOST_DIGITS = 10  # of an id
 

@@ -69,9 +69,8 @@ def forms() -> dict[str, dict[str, Any]]:
         "first": {"normalizer": nfkc(), "pre_tokenizer": metaspace("first")},
         "never": {"normalizer": nfkc(), "pre_tokenizer": metaspace("never")},
         "deberta": deberta(),
-        "deberta, lower": deberta(lower=True),
-        "deberta, words": deberta(punctuation=True),
-        "deberta, first": deberta(lower=True, punctuation=True, scheme="first"),
+        "deberta, lower and words": deberta(lower=True, punctuation=True),
+        "deberta, first": deberta(punctuation=True, scheme="first"),
         "deberta, converted": {
             "normalizer": sequence(
                 "normalizers", {"type": "Lowercase"}, strip(True, True), nfkc(), replace(" {2,}", " ")
