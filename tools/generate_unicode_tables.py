@@ -11,10 +11,12 @@ of several ages (categories from about Unicode 8, decompositions and lower-case 
     mark                      what BertNormalizer(strip_accents) removes (category Mn of its table)
     word                      what counts as a word character beside an added token with single_word=True
     nfd, lower                the NFD and Lowercase normalizers
+    composed                  the NFC normalizer, on the decomposition of each character
     combining class           the order in which NFD leaves c and one mark of every known class
 
 Run after a change of the library's version: `python tools/generate_unicode_tables.py`. It writes
-csrc/wordpiece/unicode_tables.inc and bert_fast/reference/_unicode_tables.py; tests compare both with the library.
+csrc/wordpiece/unicode_tables.inc, csrc/unigram/composition_tables.inc and bert_fast/reference/_unicode_tables.py; tests
+compare all of them with the library.
 """
 
 import argparse
@@ -182,6 +184,19 @@ def check_context_free(lower: dict[int, str], nfd: dict[int, str]) -> None:
         assert lowercase(f"A{chr(c)} A{chr(c)}b") == f"a{lower[c]} a{lower[c]}b", hex(c)
     for c in nfd:
         assert decompose(f"A{chr(c)}b") == f"A{nfd[c]}b", hex(c)
+
+
+def probe_compositions(nfd: dict[int, str]) -> dict[tuple[int, int], int]:
+    """Pairs of characters that NFC puts together, with what they become; Hangul is left to arithmetic."""
+    compose = normalizers.NFC().normalize_str
+    pairs = {}
+    for c, decomposed in nfd.items():
+        if len(decomposed) == 1 or compose(decomposed) != chr(c):
+            continue
+        first, second = compose(decomposed[:-1]), decomposed[-1]
+        assert len(first) == 1 and compose(first + second) == chr(c), hex(c)
+        pairs[ord(first), ord(second)] = c
+    return pairs
 
 
 def to_ranges(code_points: set[int]) -> list[tuple[int, int]]:
@@ -352,8 +367,27 @@ constexpr char32_t kMappingPool[{len(pool)}] = {{
 """
 
 
+def composition_table(pairs: dict[tuple[int, int], int], source: str) -> str:
+    """The text of csrc/unigram/composition_tables.inc."""
+    words = [f"{{0x{first:X},0x{second:X},0x{c:X}}}," for (first, second), c in sorted(pairs.items())]
+    return f"""// Canonical compositions as Hugging Face `tokenizers` makes them. Generated: do not edit.
+// {source.split(chr(10), maxsplit=1)[0]}
+// clang-format off
+struct Composition {{
+  char32_t first;
+  char32_t second;
+  char32_t composed;
+}};
+
+constexpr Composition kCompositions[{len(words)}] = {{  // by first and second; Hangul is composed by arithmetic instead
+{wrap(words, "    ", False)}
+}};
+// clang-format on
+"""
+
+
 def main() -> int:
-    """Writes both files, or with --check compares them with what would be written."""
+    """Writes the files, or with --check compares them with what would be written."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     arguments = parser.parse_args()
@@ -370,6 +404,7 @@ def main() -> int:
     )
     outputs = {
         ROOT / "csrc/wordpiece/unicode_tables.inc": cpp_table(sets, lower, nfd, classes, source),
+        ROOT / "csrc/unigram/composition_tables.inc": composition_table(probe_compositions(nfd), source),
         ROOT / "bert_fast/reference/_unicode_tables.py": python_module(sets, lower, nfd, classes, source),
     }
     stale = False

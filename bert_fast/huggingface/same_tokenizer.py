@@ -14,7 +14,7 @@ from typing import Any
 from bert_fast.tokenization import Tokenizer, load_tokenizer
 from bert_fast.tokenization.template_file import read_template, special_ids
 
-_NAMES = ("Bert", "Camembert", "DistilBert", "Electra", "MPNet", "XLMRoberta")
+_NAMES = ("Bert", "Camembert", "DebertaV2", "DistilBert", "Electra", "MPNet", "XLMRoberta")
 _CLASSES = {f"{name}Tokenizer{kind}" for name in _NAMES for kind in ("", "Fast")}
 _CLASSES |= {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _PARTS = ("normalizer", "pre_tokenizer", "model", "added_tokens")

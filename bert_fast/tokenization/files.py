@@ -39,6 +39,7 @@ MODEL_FILE = "config.json"
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("gte", "jina_embeddings_v3", "metaclip_2", "trocr", "xlm-roberta", "xmod"), "XLMRobertaTokenizer"),
     "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
 }
 _BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, MODEL_FILE)
 _MOST_DIGITS = 10  # of an id

@@ -1,7 +1,8 @@
 """What a tokenizer.json with a Unigram model says, as arguments of the engine; parts that it does not run are refused.
 
 Only what SentencePiece models become when they are converted is read: a Precompiled character map and what stands
-around it, Metaspace with or without WhitespaceSplit before it, the template of special tokens.
+around it, or what transformers 5 puts in its place for DeBERTa; Metaspace alone or behind WhitespaceSplit or
+Punctuation; the template of special tokens.
 """
 
 import base64
@@ -26,6 +27,7 @@ _METASPACE = {
 _MODEL = {"unk_id": ID, "vocab": LIST, "byte_fallback": SWITCH.or_null()}
 _STRIP = {"strip_left": SWITCH, "strip_right": SWITCH}
 _REPLACE = {"content": TEXT}
+_WHITESPACE = r"\s{2,}|[\n\r\t]"  # the pattern of DeBERTa's files
 _LEAST_SPACES = 1000  # of a pattern like " {2,}"
 
 
@@ -149,8 +151,12 @@ def _read_normalizer(path: Path, normalizer: Any) -> tuple[bytes, tuple[tuple[An
         elif kind == "Replace":
             check_kinds(path, {"content": None, **part}, _REPLACE, f"{name}: ")
             steps.append(_read_replace(path, name, part.get("pattern"), part["content"]))
+        elif kind == "Lowercase":
+            steps.append(("lowercase",))
+        elif kind == "NFC":
+            steps.append(("compose",))
         else:
-            raise ValueError(f"{path}: {name}: expected Precompiled, Strip or Replace, got {kind}")
+            raise ValueError(f"{path}: {name}: expected Precompiled, Strip, Replace, NFC or Lowercase, got {kind}")
     return charsmap, tuple(steps)
 
 
@@ -165,21 +171,32 @@ def _read_replace(path: Path, name: str, pattern: Any, content: str) -> tuple[An
             return ("replace_spaces", int(least), content)
         if regex == " +":
             return ("replace_spaces", 1, content)
+        if regex == _WHITESPACE:
+            return ("replace_whitespace", content)
     raise ValueError(
-        f"{path}: {name}: pattern: expected a String, or a Regex of spaces alone such as ' {{2,}}', got "
-        f"{reprlib.repr(pattern)}"
+        f"{path}: {name}: pattern: expected a String, a Regex of spaces alone such as ' {{2,}}', or the Regex "
+        f"{_WHITESPACE!r}, got {reprlib.repr(pattern)}"
     )
 
 
 def _read_pre_tokenizer(path: Path, pre_tokenizer: Any) -> dict[str, Any]:
     parts = list(_parts(path, "pre_tokenizer", pre_tokenizer, "pretokenizers"))
     kinds = [type_of(part) for _, part in parts]
-    if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+    if kinds[-1:] != ["Metaspace"] or kinds[:-1] not in ([], ["WhitespaceSplit"], ["Punctuation"]):
         found = ", ".join(kinds) or None
-        raise ValueError(f"{path}: pre_tokenizer: expected Metaspace, or WhitespaceSplit and Metaspace, got {found}")
+        raise ValueError(
+            f"{path}: pre_tokenizer: expected Metaspace, alone or behind WhitespaceSplit or Punctuation, got {found}"
+        )
+    name, first = parts[0]
+    if kinds[0] == "Punctuation" and first.get("behavior", "Isolated") != "Isolated":
+        raise ValueError(f"{path}: {name}: behavior: expected 'Isolated', got {reprlib.repr(first['behavior'])}")
     name, metaspace = parts[-1]
-    options = _metaspace(path, name, metaspace)
-    return {"whitespace_split": len(parts) == 2, **options, "split": metaspace.get("split") is not False}
+    return {
+        "whitespace_split": kinds[0] == "WhitespaceSplit",
+        "split_punctuation": kinds[0] == "Punctuation",
+        **_metaspace(path, name, metaspace),
+        "split": metaspace.get("split") is not False,
+    }
 
 
 def _metaspace(path: Path, name: str, part: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`XLMRobertaTokenizer`, the drop-in for tokenizers of transformers with a Unigram (SentencePiece) model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 _KEPT_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 # Classes of transformers 5 that build their model of the numbers in a tokenizer.json, as Python reads them; others
 # leave the file to `tokenizers`.
-_EXACT_CLASSES = {f"{name}Tokenizer{kind}" for name in ("Camembert", "XLMRoberta") for kind in ("", "Fast")}
+_DEBERTA = "DebertaV2Tokenizer"
+_EXACT_CLASSES = {
+    f"{name}{kind}" for name in ("CamembertTokenizer", _DEBERTA, "XLMRobertaTokenizer") for kind in ("", "Fast")
+}
 
 
 class XLMRobertaTokenizer(Tokenizer):
-    """Text to Unigram ids and back, for XLM-R and its relatives (multilingual-e5, bge-m3, multilingual MiniLM).
+    """Text to Unigram ids and back, for XLM-R and its relatives (multilingual-e5, bge-m3, MiniLM) and DeBERTa v2, v3.
 
     Ids, masks, offsets and word ids are those of Hugging Face `tokenizers` for the same tokenizer.json. What calls,
-    `encode_ragged` and `pack` take and return is as in `BertTokenizer`; rows are <s> A </s> and <s> A </s></s> B </s>,
-    with token_type_ids as the file's template says, and only if they are asked for.
+    `encode_ragged` and `pack` take and return is as in `BertTokenizer`; rows are as the file's template says: XLM-R's
+    <s> A </s> and <s> A </s></s> B </s>, or DeBERTa's [CLS] A [SEP] and [CLS] A [SEP] B [SEP] with types 0 and 1.
 
     Args:
         tokenizer_file: path of a tokenizer.json, or the object in one.
@@ -37,10 +40,11 @@ class XLMRobertaTokenizer(Tokenizer):
         padding_side, truncation_side: "right" or "left".
         bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token: special tokens, all in the
             vocabulary. None: cls_token and sep_token (bos_token, eos_token) as in the file's template, unk_token as in
-            its model, "<pad>" and "<mask>" if the vocabulary has them.
+            its model, "<pad>" or "[PAD]", "<mask>" or "[MASK]" if the file has them.
         extra_special_tokens, additional_special_tokens: further special tokens, in a list or by the names that they get
             as attributes; new ones are added.
-        model_input_names: which of token_type_ids and attention_mask a call returns unasked.
+        model_input_names: which of token_type_ids and attention_mask a call returns unasked; None: attention_mask, and
+            token_type_ids where the file's template gives a second text others than the first.
         clean_up_tokenization_spaces: default of `decode`.
         pad_token_type_id: type id of padding.
         added_tokens: added tokens by id, besides those of the file.
@@ -72,7 +76,7 @@ class XLMRobertaTokenizer(Tokenizer):
         mask_token: Any = None,
         extra_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
         additional_special_tokens: Sequence[Any] | Mapping[str, Any] | None = None,
-        model_input_names: Sequence[str] = ("input_ids", "attention_mask"),
+        model_input_names: Sequence[str] | None = None,
         clean_up_tokenization_spaces: bool = False,
         pad_token_type_id: int = 0,
         added_tokens: Mapping[int, AddedToken] | None = None,
@@ -93,6 +97,8 @@ class XLMRobertaTokenizer(Tokenizer):
         known = {token.content for token in stored.values()}
         if isinstance(mask_token, Mapping) and mask_token.get("content") in known:
             mask_token = mask_token["content"]  # a configuration file: what the token says about itself counts
+        if model_input_names is None:
+            model_input_names = ["input_ids", "attention_mask", *["token_type_ids"][: int(file.pairs.type_id != 0)]]
         cls_token, sep_token = cls_token or file.named["cls_token"], sep_token or file.named["sep_token"]
         super().__init__(
             vocabulary,
@@ -102,8 +108,8 @@ class XLMRobertaTokenizer(Tokenizer):
                 "unk_token": unk_token or file.named["unk_token"],
                 "sep_token": sep_token,
                 "cls_token": cls_token,
-                "pad_token": pad_token or _if_known(vocabulary, "<pad>"),
-                "mask_token": mask_token or _if_known(vocabulary, "<mask>"),
+                "pad_token": pad_token or _first_known(vocabulary, known, "<pad>", "[PAD]"),
+                "mask_token": mask_token or _first_known(vocabulary, known, "<mask>", "[MASK]"),
             },
             {"extra_special_tokens": extra_special_tokens, "additional_special_tokens": additional_special_tokens},
             {**stored, **(added_tokens or {})},
@@ -166,8 +172,19 @@ class XLMRobertaTokenizer(Tokenizer):
         return {}
 
     def _own_config(self) -> dict[str, Any]:
-        # Each of the two classes of transformers 5 reads the scores that count here.
-        return {"tokenizer_class": "XLMRobertaTokenizer" if self._exact_scores else "PreTrainedTokenizerFast"}
+        # Each of these classes of transformers 5 reads the scores that count here.
+        if not self._exact_scores:
+            return {"tokenizer_class": "PreTrainedTokenizerFast"}
+        steps = self._engine_options["normalizer"]
+        if ("compose",) not in steps and not str(self._config.get("tokenizer_class")).startswith(_DEBERTA):
+            return {"tokenizer_class": "XLMRobertaTokenizer"}
+        return {
+            "tokenizer_class": _DEBERTA,
+            "do_lower_case": ("lowercase",) in steps,
+            "split_by_punct": self._engine_options["split_punctuation"],
+            "add_prefix_space": self._engine_options["prepend"] == "always",
+            "unk_id": self._engine_options["unk_id"],
+        }
 
     @classmethod
     def _read_json(cls, path: Path) -> tuple[dict[str, Any], dict[int, AddedToken]]:
@@ -190,5 +207,5 @@ def _read_state(tokenizer_file: Any) -> tuple[Path, Mapping[str, Any]]:
     return path, state
 
 
-def _if_known(vocabulary: Vocabulary, token: str) -> str | None:
-    return None if vocabulary.find(token) is None else token
+def _first_known(vocabulary: Vocabulary, added: Container[str], *tokens: str) -> str | None:
+    return next((token for token in tokens if token in added or vocabulary.find(token) is not None), None)

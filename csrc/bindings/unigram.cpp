@@ -36,7 +36,8 @@ std::string read_bytes(const char* argument, py::handle object) {
   return {PyBytes_AS_STRING(object.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(object.ptr()))};
 }
 
-// ("charsmap",), ("strip", left, right), ("replace", pattern, content), ("replace_spaces", least, content).
+// ("charsmap",), ("strip", left, right), ("replace", pattern, content), ("replace_spaces", least, content),
+// ("replace_whitespace", content), ("lowercase",), ("compose",).
 std::vector<NormalizerStep> read_steps(py::handle object) {
   std::vector<NormalizerStep> steps;
   const py::tuple items = own_items("normalizer", "a sequence of tuples", object);
@@ -62,6 +63,13 @@ std::vector<NormalizerStep> read_steps(py::handle object) {
       step.least = read_size(name + "[1]", fields[1], 1000);
       step.content = read_str((name + "[2]").c_str(), fields[2]);
       if (step.least == 0) throw py::value_error(name + "[1]: expected at least 1, got 0");
+    } else if (kind == "replace_whitespace" && fields.size() == 2) {
+      step.kind = NormalizerStep::Kind::kReplaceWhitespace;
+      step.content = read_str((name + "[1]").c_str(), fields[1]);
+    } else if (kind == "lowercase" && fields.size() == 1) {
+      step.kind = NormalizerStep::Kind::kLowercase;
+    } else if (kind == "compose" && fields.size() == 1) {
+      step.kind = NormalizerStep::Kind::kCompose;
     } else {
       throw py::value_error(name + ": there is no step '" + std::string(kind) + "' of " +
                             std::to_string(fields.size()) + " fields");
@@ -81,8 +89,9 @@ Prepend read_prepend(py::handle object) {
 
 std::unique_ptr<UnigramEngine> make_engine(py::handle vocab, py::handle scores, py::handle unk_id,
                                            py::handle byte_fallback, py::handle charsmap, py::handle normalizer,
-                                           py::handle whitespace_split, py::handle replacement, py::handle prepend,
-                                           py::handle split, py::handle added_tokens, py::handle whole_texts) {
+                                           py::handle whitespace_split, py::handle split_punctuation,
+                                           py::handle replacement, py::handle prepend, py::handle split,
+                                           py::handle added_tokens, py::handle whole_texts) {
   const py::tuple items = own_items("vocab", "a sequence of str", vocab);
   const std::vector<std::string_view> tokens = read_strings("vocab", items);
   TokenizerOptions options;
@@ -91,6 +100,10 @@ std::unique_ptr<UnigramEngine> make_engine(py::handle vocab, py::handle scores, 
   options.charsmap = read_bytes("charsmap", charsmap);
   options.steps = read_steps(normalizer);
   options.whitespace_split = read_bool("whitespace_split", whitespace_split);
+  options.split_punctuation = read_bool("split_punctuation", split_punctuation);
+  if (options.whitespace_split && options.split_punctuation) {
+    throw py::value_error("split_punctuation: expected False with whitespace_split, got True");
+  }
   const std::string_view mark = read_str("replacement", replacement);
   if (mark.empty() || mark.size() != wordpiece::utf8_length(static_cast<unsigned char>(mark[0]))) {
     throw py::value_error("replacement: expected one character, got '" + std::string(mark) + "'");
@@ -120,8 +133,9 @@ void bind_unigram(pybind11::module_& module) {
   engine
       .def(py::init(&make_engine), py::arg("vocab"), py::kw_only(), py::arg("scores"), py::arg("unk_id"),
            py::arg("byte_fallback") = false, py::arg("charsmap") = py::bytes(), py::arg("normalizer") = py::tuple(),
-           py::arg("whitespace_split") = true, py::arg("replacement") = "\xE2\x96\x81", py::arg("prepend") = "always",
-           py::arg("split") = true, py::arg("added_tokens") = py::tuple(), py::arg("whole_texts") = false)
+           py::arg("whitespace_split") = true, py::arg("split_punctuation") = false,
+           py::arg("replacement") = "\xE2\x96\x81", py::arg("prepend") = "always", py::arg("split") = true,
+           py::arg("added_tokens") = py::tuple(), py::arg("whole_texts") = false)
       .def("normalize", &normalize, py::arg("text"), "The text as the vocabulary is matched against it.")
       .def("pre_tokenize", &pre_tokenize, py::arg("text"), "Words and their (start, stop), the text not normalized.");
   engine.def("__reduce_ex__",

@@ -43,10 +43,17 @@ NormalizerStep read_step(std::istream& file) {
     step.kind = NormalizerStep::Kind::kReplaceText;
     step.pattern = first;
     step.content = second;
-  } else {
+  } else if (kind == "replace_spaces") {
     step.kind = NormalizerStep::Kind::kReplaceSpaces;
     step.content = first;
     step.least = numbers.at(0);
+  } else if (kind == "replace_whitespace") {
+    step.kind = NormalizerStep::Kind::kReplaceWhitespace;
+    step.content = first;
+  } else if (kind == "lowercase") {
+    step.kind = NormalizerStep::Kind::kLowercase;
+  } else {
+    step.kind = NormalizerStep::Kind::kCompose;
   }
   return step;
 }
@@ -57,7 +64,8 @@ Block read_block(std::istream& file) {
   block.name = identity::read_string(file);
   identity::read_string(file);  // the tokenizer.json
   options.model.unk_id = static_cast<std::int32_t>(identity::read_array(file).at(0));
-  for (bool* option : {&options.model.byte_fallback, &options.whitespace_split, &options.split}) {
+  for (bool* option : {&options.model.byte_fallback, &options.whitespace_split, &options.split,
+                       &options.split_punctuation}) {
     *option = identity::read_number<std::uint8_t>(file) != 0;
   }
   const std::string replacement = identity::read_string(file), prepend = identity::read_string(file);

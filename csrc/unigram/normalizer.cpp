@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "unigram/composition.h"
 #include "unigram/graphemes.h"
 #include "wordpiece/unicode.h"
 #include "wordpiece/utf8.h"
@@ -68,6 +69,85 @@ MappedText replace_spaces(const MappedText& text, const std::vector<char32_t>& c
   return out;
 }
 
+MappedText replace_whitespace(const MappedText& text, const std::vector<char32_t>& content) {
+  MappedText out;
+  for (std::size_t i = 0, stop; i < text.size(); i = stop) {
+    const char32_t c = text.chars[i];
+    for (stop = i; stop < text.size() && wordpiece::is_whitespace(text.chars[stop]);) ++stop;
+    if (stop - i >= 2 || c == '\n' || c == '\r' || c == '\t') {
+      for (const char32_t each : content) out.push(each, text.starts[stop - 1], text.stops[stop - 1]);
+      continue;
+    }
+    stop = i + 1;
+    out.push(c, text.starts[i], text.stops[i]);
+  }
+  return out;
+}
+
+MappedText lower(const MappedText& text) {
+  MappedText out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const wordpiece::Mapping lowered = wordpiece::to_lower(text.chars[i]);
+    for (std::size_t k = 0; k < lowered.size; ++k) out.push(lowered.chars[k], text.starts[i], text.stops[i]);
+  }
+  return out;
+}
+
+// The characters decomposed, marks behind a starter in the order of their combining classes.
+std::vector<Change> decompose(const std::vector<char32_t>& chars) {
+  std::vector<Change> parts;
+  parts.reserve(chars.size());
+  std::size_t marks = 0;  // where the marks that end the parts begin
+  const auto sort_marks = [&] {
+    std::stable_sort(parts.begin() + static_cast<std::ptrdiff_t>(marks), parts.end(),
+                     [](const Change& a, const Change& b) {
+                       return wordpiece::combining_class(a.c) < wordpiece::combining_class(b.c);
+                     });
+  };
+  for (const char32_t c : chars) {
+    const wordpiece::Mapping mapping = wordpiece::decompose(c);
+    for (std::size_t k = 0; k < mapping.size; ++k) {
+      if (wordpiece::combining_class(mapping.chars[k]) != 0) {
+        parts.push_back({mapping.chars[k], k == 0 ? 0 : 1});
+        continue;
+      }
+      sort_marks();
+      parts.push_back({mapping.chars[k], k == 0 ? 0 : 1});
+      marks = parts.size();
+    }
+  }
+  sort_marks();
+  return parts;
+}
+
+// Puts characters together with the starter in front of them, where no mark of their class or a higher one is between.
+void compose_all(std::vector<Change>& parts) {
+  constexpr auto kNone = static_cast<std::size_t>(-1);
+  std::size_t starter = kNone, size = 0;
+  int last_class = -1;  // of what stands behind the starter; -1: nothing does
+  for (const Change& part : parts) {
+    const int its_class = wordpiece::combining_class(part.c);
+    if (starter != kNone && last_class < its_class) {
+      if (const char32_t composed = compose(parts[starter].c, part.c); composed != 0) {
+        parts[starter].c = composed;
+        parts[starter].change += part.change - 1;
+        continue;
+      }
+    }
+    if (its_class == 0) starter = size;
+    last_class = its_class == 0 ? -1 : its_class;
+    parts[size++] = part;
+  }
+  parts.resize(size);
+}
+
+void compose_text(MappedText& text, std::uint32_t first) {
+  if (std::all_of(text.chars.begin(), text.chars.end(), stays_composed)) return;
+  std::vector<Change> parts = decompose(text.chars);
+  compose_all(parts);
+  text = apply_changes(text, parts, first);
+}
+
 MappedText replace_text(const MappedText& text, const std::vector<char32_t>& pattern,
                         const std::vector<char32_t>& content) {
   MappedText out;
@@ -84,10 +164,15 @@ MappedText replace_text(const MappedText& text, const std::vector<char32_t>& pat
   return out;
 }
 
-void strip(const NormalizerStep& step, MappedText& text) {
+bool is_lower(char32_t c) {
+  const wordpiece::Mapping lowered = wordpiece::to_lower(c);
+  return lowered.size == 1 && lowered.chars[0] == c;
+}
+
+void strip(bool left, bool right, MappedText& text) {
   std::size_t begin = 0, end = text.size();
-  while (step.left && begin < end && wordpiece::is_whitespace(text.chars[begin])) ++begin;
-  while (step.right && end > begin && wordpiece::is_whitespace(text.chars[end - 1])) --end;
+  while (left && begin < end && wordpiece::is_whitespace(text.chars[begin])) ++begin;
+  while (right && end > begin && wordpiece::is_whitespace(text.chars[end - 1])) --end;
   text.keep(begin, end);
 }
 
@@ -117,10 +202,17 @@ void MappedText::keep(std::size_t begin, std::size_t end) {
 
 Normalizer::Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps)
     : charsmap_(std::move(charsmap)), steps_(std::move(steps)), plain_(0x110000 / 64) {
+  const auto has = [&](NormalizerStep::Kind kind) {
+    return std::any_of(steps_.begin(), steps_.end(), [&](const NormalizerStep& step) { return step.kind == kind; });
+  };
+  const bool maps = has(NormalizerStep::Kind::kCharsmap), lowers = has(NormalizerStep::Kind::kLowercase),
+             composes = has(NormalizerStep::Kind::kCompose);
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
-    const auto found = replacement_of(c);
-    if (!found && unigram::is_plain(c)) plain_[c / 64] |= std::uint64_t{1} << c % 64;
+    if (maps && (replacement_of(c) || !unigram::is_plain(c))) continue;
+    if (composes && !stays_composed(c)) continue;
+    if (lowers && !is_lower(c)) continue;
+    plain_[c / 64] |= std::uint64_t{1} << c % 64;
   }
   removes_ = charsmap_.removes();
 }
@@ -142,20 +234,29 @@ bool Normalizer::joins(char32_t c) const {
   return false;
 }
 
-void Normalizer::apply(MappedText& text, std::uint32_t first) const {
+void Normalizer::apply(MappedText& text, std::uint32_t first, bool strips_left) const {
   for (const NormalizerStep& step : steps_) {
     switch (step.kind) {
       case NormalizerStep::Kind::kCharsmap:
         replace_by_map(text, first);
         break;
       case NormalizerStep::Kind::kStrip:
-        strip(step, text);
+        strip(strips_left && step.left, step.right, text);
         break;
       case NormalizerStep::Kind::kReplaceText:
         text = replace_text(text, decode(step.pattern), decode(step.content));
         break;
       case NormalizerStep::Kind::kReplaceSpaces:
         text = replace_spaces(text, decode(step.content), step.least);
+        break;
+      case NormalizerStep::Kind::kReplaceWhitespace:
+        text = replace_whitespace(text, decode(step.content));
+        break;
+      case NormalizerStep::Kind::kLowercase:
+        text = lower(text);
+        break;
+      case NormalizerStep::Kind::kCompose:
+        compose_text(text, first);
         break;
     }
   }

@@ -31,10 +31,13 @@ struct MappedText {
 
 struct NormalizerStep {
   enum class Kind {
-    kCharsmap,       // replaces by the character map
-    kStrip,          // removes whitespace at the ends
-    kReplaceText,    // puts `content` in the place of every `pattern`
-    kReplaceSpaces,  // puts `content` in the place of every run of at least `least` spaces
+    kCharsmap,           // replaces by the character map
+    kStrip,              // removes whitespace at the ends
+    kReplaceText,        // puts `content` in the place of every `pattern`
+    kReplaceSpaces,      // puts `content` in the place of every run of at least `least` spaces
+    kReplaceWhitespace,  // ... of at least two characters of whitespace, and of every "\n", "\r" and "\t"
+    kLowercase,
+    kCompose,  // NFC
   };
   Kind kind = Kind::kStrip;
   bool left = false;
@@ -48,13 +51,12 @@ class Normalizer {
  public:
   Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps);
 
-  // In place. `first` is the number of the first code point of the original text.
-  void apply(MappedText& text, std::uint32_t first) const;
+  // In place. `first` is the number of the first code point of the original text. Of a part of one, behind whose
+  // start nothing is stripped, `strips_left` is false.
+  void apply(MappedText& text, std::uint32_t first, bool strips_left = true) const;
 
-  const std::vector<NormalizerStep>& steps() const { return steps_; }
-
-  // Whether the map leaves the character as it is where no character that continues clusters stands behind it, and
-  // none that takes it along (which is no plain one) in front of it.
+  // Whether the map, lower case and composition leave the character as it is where no character that continues clusters
+  // or composes with it stands behind it, and none that takes it along in front of it. Plain ones do neither.
   bool is_plain(char32_t c) const { return (plain_[c / 64] >> c % 64 & 1) != 0; }
   // What the map puts in the place of the character where it is looked up alone; none: it stays.
   std::optional<std::string_view> replacement_of(char32_t c) const;

@@ -39,14 +39,30 @@ std::vector<AddedToken> normalized_ones(const std::vector<AddedToken>& tokens, c
   return normalized;
 }
 
+bool has_step(const TokenizerOptions& options, NormalizerStep::Kind kind) {
+  return std::any_of(options.steps.begin(), options.steps.end(), [&](const auto& step) { return step.kind == kind; });
+}
+
+// Whether what stands at the start of a text is stripped before any step that could tell.
+bool strips_first(const TokenizerOptions& options) {
+  for (const NormalizerStep& step : options.steps) {
+    if (step.kind == NormalizerStep::Kind::kStrip && step.left)
+      return !has_step(options, NormalizerStep::Kind::kCompose);
+    if (step.kind != NormalizerStep::Kind::kLowercase) return false;
+  }
+  return false;
+}
+
 // Whether no step looks at both sides of a border between a character that stays what it is and a space behind it.
 bool is_local(const TokenizerOptions& options, const std::string& prefix) {
   for (const NormalizerStep& step : options.steps) {
     switch (step.kind) {
       case NormalizerStep::Kind::kCharsmap:
+      case NormalizerStep::Kind::kLowercase:
+      case NormalizerStep::Kind::kCompose:
         break;
       case NormalizerStep::Kind::kStrip:
-        if (step.left && !options.whitespace_split) return false;
+        if (step.left && !options.whitespace_split && !strips_first(options)) return false;
         break;
       case NormalizerStep::Kind::kReplaceText:
         return false;
@@ -55,9 +71,26 @@ bool is_local(const TokenizerOptions& options, const std::string& prefix) {
         if (step.least < 2) return false;
         if (step.content != " " && step.content != prefix) return false;
         break;
+      case NormalizerStep::Kind::kReplaceWhitespace:
+        // A map may turn a character into whitespace.
+        if (step.content != " " || has_step(options, NormalizerStep::Kind::kCharsmap)) return false;
+        break;
     }
   }
   return true;
+}
+
+bool has_space(std::string_view content) {
+  for (const char *p = content.data(), *end = p + content.size(); p < end;) {
+    if (wordpiece::is_whitespace(wordpiece::decode_utf8(p))) return true;
+  }
+  return false;
+}
+
+// Whether a token that is looked for in normalized text can be found in each word by itself, by its first byte.
+bool is_within_words(const AddedToken& token, const std::string& mark) {
+  return !token.lstrip && !token.single_word && static_cast<unsigned char>(token.content[0]) < 0x80 &&
+         !has_space(token.content) && token.content.find(mark) == std::string::npos;
 }
 
 // A place in a text, in bytes and in code points.
@@ -86,24 +119,30 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, const std::vect
       normalized_tokens_(normalized_ones(options_.added_tokens, normalizer_)),
       serial_(next_serial()) {
   wordpiece::append_utf8(options_.replacement, prefix_);
-  for (unsigned char c = 0x21; c < 0x7F; ++c) plain_ascii_[c] = normalizer_.is_plain(c);
-  can_cut_ = options_.prepend == Prepend::kAlways && options_.split && is_local(options_, prefix_) &&
-             normalized_tokens_.empty();
+  for (unsigned char c = 0x21; c < 0x7F; ++c) {
+    plain_ascii_[c] = normalizer_.is_plain(c);
+    const bool is_split = options_.split_punctuation && wordpiece::is_punctuation(c);
+    word_ascii_[c] = plain_ascii_[c] && !is_split && c != options_.replacement;
+  }
+  can_cut_ = options_.prepend == Prepend::kAlways && options_.split && is_local(options_, prefix_);
   // A cut must not go through an added token, nor through the whitespace that one takes along from behind.
   for (const AddedToken& token : options_.added_tokens) {
-    const auto has_space = [](std::string_view content) {
-      for (const char *p = content.data(), *end = p + content.size(); p < end;) {
-        if (wordpiece::is_whitespace(wordpiece::decode_utf8(p))) return true;
-      }
-      return false;
-    };
     if (token.rstrip || has_space(token.content)) can_cut_ = false;
   }
+  for (const AddedToken& token : normalized_ones(options_.added_tokens, normalizer_)) {
+    if (token.content.empty()) continue;
+    if (!is_within_words(token, prefix_)) can_cut_ = false;
+    word_ascii_[static_cast<unsigned char>(token.content[0]) & 0x7F] = false;
+  }
+  strips_start_ = can_cut_ && !options_.whitespace_split && strips_first(options_);
   // In front of a space, and of whitespace that becomes one or separates words itself.
+  const bool replaces_lines = has_step(options_, NormalizerStep::Kind::kReplaceWhitespace);
   for (unsigned char c = 0; can_cut_ && c < 0x80; ++c) {
     if (c != ' ' && !(wordpiece::is_whitespace(c) && breaks_clusters(c))) continue;
     const auto becomes = normalizer_.replacement_of(c);
-    spaces_[c] = becomes ? *becomes == " " : !normalizer_.joins(c) && (c == ' ' || options_.whitespace_split);
+    const bool is_border =
+        c == ' ' || options_.whitespace_split || (replaces_lines && (c == '\n' || c == '\r' || c == '\t'));
+    spaces_[c] = becomes ? *becomes == " " : is_border && !normalizer_.joins(c);
   }
 }
 
@@ -113,9 +152,10 @@ bool Tokenizer::can_cut(char32_t before, char32_t after) const {
   return can_cut_ && after < 0x80 && spaces_[after] && is_plain_letter(before);
 }
 
-// What is removed in front of a text shifts all its offsets, behind cuts as well.
+// What is removed in front of a text shifts all its offsets, behind cuts as well; and a part does not tell whether it
+// is at the start, where whitespace is stripped.
 bool Tokenizer::cuts_texts(const EncodeOptions& wanted) const {
-  return can_cut_ && !(wanted.offsets && normalizer_.removes());
+  return can_cut_ && !strips_start_ && !(wanted.offsets && normalizer_.removes());
 }
 
 void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratch& scratch, Tokens& out,
@@ -155,9 +195,9 @@ void Tokenizer::encode(const TextView& text, const EncodeOptions& wanted, Scratc
   out.word_ids.truncate(out.ids.size());
 }
 
-void Tokenizer::encode_whole(std::string_view text, std::uint32_t first_source, Sink& sink) const {
+void Tokenizer::encode_whole(std::string_view text, std::uint32_t first_source, Sink& sink, bool strips_left) const {
   MappedText mapped = map_text(text, first_source);
-  normalizer_.apply(mapped, first_source);
+  normalizer_.apply(mapped, first_source, strips_left);
   if (normalized_tokens_.empty()) return encode_normalized(mapped, 0, mapped.size(), sink);
   const std::string utf8 = to_utf8(mapped, 0, mapped.size());
   Place start, stop;
@@ -171,8 +211,8 @@ void Tokenizer::encode_whole(std::string_view text, std::uint32_t first_source, 
   });
 }
 
-// Calls word(start, stop, has_prefix) for each word of the characters: between whitespace (or all of them) words start
-// at spaces and marks; the first one gets a mark in front if it has none.
+// Calls word(start, stop, has_prefix) for each word of the characters: between whitespace or punctuation (or all of
+// them) words start at spaces and marks; the first one gets a mark in front if it has none.
 template <typename Function>
 void Tokenizer::for_each_word(const MappedText& text, std::size_t begin, std::size_t end, Function word) const {
   const auto is_mark = [&](std::size_t i) { return text.chars[i] == ' ' || text.chars[i] == options_.replacement; };
@@ -185,6 +225,16 @@ void Tokenizer::for_each_word(const MappedText& text, std::size_t begin, std::si
       word(start, stop, start == first && wants_prefix && !is_mark(start));
     }
   };
+  if (options_.split_punctuation) {
+    std::size_t start = begin;
+    for (std::size_t i = begin; i < end; ++i) {
+      if (!wordpiece::is_punctuation(text.chars[i])) continue;
+      split_at_marks(start, i);
+      split_at_marks(i, i + 1);
+      start = i + 1;
+    }
+    return split_at_marks(start, end);
+  }
   if (!options_.whitespace_split) return split_at_marks(begin, end);
   for (std::size_t start = begin, stop; start < end; start = stop + 1) {
     for (stop = start; stop < end && !wordpiece::is_whitespace(text.chars[stop]);) ++stop;

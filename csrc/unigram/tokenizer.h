@@ -35,6 +35,7 @@ struct TokenizerOptions {
   std::string charsmap;  // bytes; empty: no step is kCharsmap
   std::vector<NormalizerStep> steps;
   bool whitespace_split = true;        // split at whitespace before anything else
+  bool split_punctuation = false;      // each punctuation character is a word of its own
   char32_t replacement = 0x2581;       // takes the place of spaces
   Prepend prepend = Prepend::kAlways;  // whether it is put in front of words (of the first one of the text) without it
   bool split = true;                   // whether words start at each of them
@@ -62,7 +63,7 @@ class Tokenizer final : public wordpiece::TextTokenizer {
   bool is_plain_letter(char32_t c) const;
   bool is_border(std::string_view text, std::size_t at) const;
   void encode_words(std::string_view text, std::uint32_t first_source, std::size_t max_tokens, Sink& sink) const;
-  void encode_whole(std::string_view text, std::uint32_t first_source, Sink& sink) const;
+  void encode_whole(std::string_view text, std::uint32_t first_source, Sink& sink, bool strips_left = true) const;
   void encode_normalized(const MappedText& text, std::size_t begin, std::size_t end, Sink& sink) const;
   template <typename Function>
   void for_each_word(const MappedText& text, std::size_t begin, std::size_t end, Function word) const;
@@ -78,9 +79,11 @@ class Tokenizer final : public wordpiece::TextTokenizer {
   wordpiece::AddedTokenFinder normalized_tokens_;
   std::string prefix_;          // the replacement as UTF-8
   bool plain_ascii_[128] = {};  // characters of words that stay what they are
+  bool word_ascii_[128] = {};   // those of them that words are not split at, and no added token starts with
   bool spaces_[128] = {};       // whitespace in front of which texts may be cut, behind a character that stays
   bool can_cut_ = false;
-  std::uint64_t serial_;  // of this tokenizer among all, for caches
+  bool strips_start_ = false;  // of each text, before it is cut
+  std::uint64_t serial_;       // of this tokenizer among all, for caches
 };
 
 }  // namespace bert_fast::unigram

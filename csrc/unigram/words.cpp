@@ -57,6 +57,12 @@ std::size_t Tokenizer::find_word_end(std::string_view text, std::size_t from) co
 // A text without added tokens, word by word, each with what stands in front of it.
 void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, std::size_t max_tokens,
                              Sink& sink) const {
+  while (strips_start_ && !text.empty()) {
+    const char* p = text.data();
+    if (!wordpiece::is_whitespace(wordpiece::decode_utf8(p))) break;
+    text.remove_prefix(static_cast<std::size_t>(p - text.data()));
+    ++first_source;
+  }
   if (sink.wants_offsets() && normalizer_.removes() && !text.empty()) {
     const char* p = text.data();
     if (!normalizer_.is_plain(wordpiece::decode_utf8(p))) return encode_whole(text, first_source, sink);
@@ -100,7 +106,7 @@ void Tokenizer::encode_words(std::string_view text, std::uint32_t first_source, 
 }
 
 void Tokenizer::encode_new_word(std::string_view word, std::uint32_t first_source, Memory& mine, Sink& sink) const {
-  if (!encode_plain_word(word, first_source, mine, sink)) encode_whole(word, first_source, sink);
+  if (!encode_plain_word(word, first_source, mine, sink)) encode_whole(word, first_source, sink, false);
 }
 
 // Enters a word that is not at the first of its places there; false if it has too many tokens.
@@ -134,7 +140,8 @@ bool Tokenizer::learn_word(std::string_view word, const WordKey& key, std::size_
   return true;
 }
 
-// A word of characters that normalization leaves as they are, behind at most one space; false if it is something else.
+// A word of characters that normalization leaves as they are and that nothing is cut out of, behind at most one space;
+// false if it is something else.
 bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_source, Memory& mine, Sink& sink) const {
   const auto first = static_cast<unsigned char>(text[0]);
   const std::size_t begin = first < 0x80 && spaces_[first] ? 1 : 0;
@@ -143,11 +150,12 @@ bool Tokenizer::encode_plain_word(std::string_view text, std::uint32_t first_sou
   for (const char *p = text.data() + begin, *end = text.data() + text.size(); p < end;) {
     const auto byte = static_cast<unsigned char>(*p);
     if (byte < 0x80) {
-      if (!plain_ascii_[byte] || byte == options_.replacement) return false;
+      if (!word_ascii_[byte]) return false;
       ++p;
     } else {
       const char32_t c = wordpiece::decode_utf8(p);
       if (!is_plain_letter(c) || c == options_.replacement) return false;
+      if (options_.split_punctuation && wordpiece::is_punctuation(c)) return false;
       is_ascii = false;
     }
   }

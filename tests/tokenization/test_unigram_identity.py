@@ -5,7 +5,10 @@ it is read. Without it a small file of the same grammar is made here.
 """
 
 import base64
+import itertools
 import random
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ def test_code_points() -> None:
         assert_same(setting.make_ours(), setting.make_library(), [text.decode() for text in texts[::7]])
 
 
-@pytest.mark.parametrize("form", ["xlm-r", "bge-m3"])
+@pytest.mark.parametrize("form", ["xlm-r", "bge-m3", "deberta", "deberta, converted"])
 def test_real_texts(form: str, shared_data: Path) -> None:
     state = make_state(trained_pieces(shared_data), forms()[form])
     texts = [*read_corpus(shared_data)[::12], *read_books(shared_data)[::25]]
@@ -66,12 +69,12 @@ def same_from_threads(ours: Any, text: str) -> int:
     return len(one[0])
 
 
-@pytest.mark.parametrize("form", ["xlm-r", "bge-m3"])
+@pytest.mark.parametrize("form", ["xlm-r", "bge-m3", "deberta", "deberta, converted"])
 def test_long_texts_are_cut_for_threads(form: str, shared_data: Path) -> None:
     """Also where the map removes characters in front of all, which shifts the offsets of the whole text."""
     text = " ".join(read_corpus(shared_data)[::30]) + "\n\n" + "\n".join(read_books(shared_data)[:1500])
     ours = make_engine(make_state(trained_pieces(shared_data), forms()[form]))
-    for start in ("", "\x01\u200b"):
+    for start in ("", "\x01\u200b", " \u3000"):
         assert same_from_threads(ours, start + text) > 100_000
 
 
@@ -145,6 +148,81 @@ def test_bytes_of_unknown_text() -> None:
         ours, library = make_engine(state), make_library(state)
         assert_same(ours, library, ["aéb", "é", "€😀 a", "ß", "ab\u0301"])
         assert (3 in split(ours, "é")) is not is_complete  # <unk> where a byte has no token
+
+
+# --- DeBERTa's own steps ----------------------------------------------------------------------------------------------
+
+
+def pieces_of(characters: Iterable[str]) -> list[Piece]:
+    """Each a piece, so that offsets show what became of which."""
+    return [(c, -3.0 - ord(c) % 7) for c in sorted({*characters, MARK, *"abcdefgh"}) if not c.isspace()]
+
+
+def assert_form(form: str, texts: list[str], pieces: list[Piece]) -> None:
+    """Texts cut at spaces, texts taken whole, and normalized texts."""
+    state = make_state(pieces, forms()[form])
+    library = make_library(state)
+    for whole in (False, True):
+        assert_same(make_engine(state, whole_texts=whole), library, texts)
+    ours = make_engine(state)
+    assert [ours.normalize(text) for text in texts] == [library.normalizer.normalize_str(text) for text in texts]
+
+
+def test_marks_in_all_orders() -> None:
+    """Marks of several classes, of which some compose with what stands before them; decompositions of more than one."""
+    marks = ("\u0301", "\u0308", "\u0323", "\u0327", "\u0338", "\u0345", "\u0f73")
+    texts = [
+        before + "".join(some)
+        for before in ("a", "\u1fbf", "u ", "", "=", "\u1e69", "\u212b")
+        for count in (1, 2, 3)
+        for some in itertools.product(marks, repeat=count)
+    ]
+    texts = [*texts, *(" ".join(texts[start : start + 9]) + " b" for start in range(0, len(texts), 9))]
+    characters = {c for text in texts for form in ("NFC", "NFD") for c in unicodedata.normalize(form, text)}
+    assert_form("deberta", texts, pieces_of(characters))
+
+
+def test_every_character_composes_as_in_the_library() -> None:
+    """Every decomposition with something before, between and behind; those that stay apart; Hangul at its ends."""
+    rng = random.Random(5)
+    decomposed = [d for c in map(chr, range(0x30000)) if (d := unicodedata.normalize("NFD", c)) != c]
+    hangul = [d for d in decomposed if 0x1100 <= ord(d[0]) <= 0x1112]
+    decomposed = [*(d for d in decomposed if d not in set(hangul)), *rng.sample(hangul, 1500)]
+    parts = ["", "a", "\u0334", "\u0301", "\u0305", " ", "\u1161", "\u11a8"]
+    jamo = [chr(c) for c in (0x1100, 0x1112, 0x1113, 0x1161, 0x1175, 0x1176, 0x11A7, 0x11A8, 0x11C2, 0x11C3, 0xAC00)]
+    texts = [d[:cut] + rng.choice(parts) + d[cut:] + rng.choice(parts) for d in decomposed for cut in range(len(d) + 1)]
+    texts += ["".join(some) for count in (2, 3, 4) for some in itertools.product([*jamo, "\ud7a3"], repeat=count)]
+    characters = {c for text in texts for form in ("NFC", "NFD") for c in unicodedata.normalize(form, text)}
+    assert_form("deberta", texts, pieces_of(c for c in characters if not "\uac00" < c < "\ud7a3"))
+
+
+WHITESPACE = [c for c in map(chr, range(0x3001)) if c.isspace() and c not in "\x1c\x1d\x1e\x1f"]
+
+
+@pytest.mark.parametrize("form", ["deberta", "deberta, lower and words", "deberta, first", "deberta, converted"])
+def test_runs_of_whitespace(form: str) -> None:
+    assert len(WHITESPACE) == 25
+    runs = [*WHITESPACE, *("".join(pair) for pair in itertools.product(WHITESPACE, repeat=2)), "\n \n", "\u2000\u0338"]
+    texts = [shape.format(run) for run in runs for shape in ("a{0}b", "{0}a", "a{0}", "{0}", "a.{0}<mask>{0}\u0301b")]
+    assert_form(form, texts, pieces_of(WHITESPACE))
+
+
+@pytest.mark.parametrize("form", ["deberta, lower and words", "deberta, first", "deberta, converted"])
+def test_punctuation_is_a_word_of_its_own(form: str) -> None:
+    """That of every category, alone and beside letters, spaces and marks; and symbols, of which ASCII's alone are."""
+    punctuation = [c for c in map(chr, range(0x20000)) if unicodedata.category(c)[0] in "PS"]
+    texts = [f"a{c}b {c}{c} a{c} {c}\u0301." for c in [*punctuation, MARK, "\u037e", "\u226e"]]
+    assert_form(form, texts, pieces_of(punctuation))
+    words = [word for word, _ in make_engine(make_state([], forms()[form])).pre_tokenize("a,b \u20ac")]
+    assert words[1] == (MARK if form != "deberta, first" else "") + ","
+
+
+def test_lower_case_of_every_character() -> None:
+    """One that becomes two among them: both come from it."""
+    changed = [c for c in map(chr, range(0x20000)) if c.lower() != c and not 0xD800 <= ord(c) < 0xE000]
+    assert "\u0130" in changed
+    texts = [f"a{c}b {c} {c}\u0301{c}" for c in changed]
+    assert_form("deberta, lower and words", texts, pieces_of({d for c in changed for d in c.lower()}))
 
 
 # --- the character map ------------------------------------------------------------------------------------------------

@@ -33,6 +33,16 @@ def replace(pattern: str, content: str, kind: str = "Regex") -> dict[str, Any]:
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
+def deberta(*, lower: bool = False, punctuation: bool = False, scheme: str = "always") -> dict[str, Any]:
+    """What transformers 5 builds as `DebertaV2Tokenizer`."""
+    steps = [replace(r"\s{2,}|[\n\r\t]", " "), {"type": "NFC"}, strip(False, True)]
+    splits = [{"type": "Punctuation", "behavior": "Isolated"}, metaspace(scheme)]
+    return {
+        "normalizer": sequence("normalizers", *[{"type": "Lowercase"}][: int(lower)], *steps),
+        "pre_tokenizer": sequence("pretokenizers", *splits[1 - int(punctuation) :]),
+    }
+
+
 def sequence(key: str, *parts: Any) -> dict[str, Any]:
     return {"type": "Sequence", key: list(parts)}
 
@@ -58,6 +68,15 @@ def forms() -> dict[str, dict[str, Any]]:
         },
         "first": {"normalizer": nfkc(), "pre_tokenizer": metaspace("first")},
         "never": {"normalizer": nfkc(), "pre_tokenizer": metaspace("never")},
+        "deberta": deberta(),
+        "deberta, lower and words": deberta(lower=True, punctuation=True),
+        "deberta, first": deberta(punctuation=True, scheme="first"),
+        "deberta, converted": {
+            "normalizer": sequence(
+                "normalizers", {"type": "Lowercase"}, strip(True, True), nfkc(), replace(" {2,}", " ")
+            ),
+            "pre_tokenizer": deberta(punctuation=True)["pre_tokenizer"],
+        },
         "whole": {"normalizer": replace(" {3,}", "  "), "pre_tokenizer": metaspace(split=False)},
         "bare": {"normalizer": None, "pre_tokenizer": split},
         "quotes": {

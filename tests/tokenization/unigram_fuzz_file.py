@@ -5,10 +5,11 @@ r"""Texts with the results of Hugging Face `tokenizers` for Unigram models, in a
 
 What stands before the texts of a block, behind the magic "unigram texts 1\n" at the start of the file:
 
-    name, the tokenizer.json (strings); unk_id (array of one); byte_fallback, whitespace_split, split (uint8 each)
+    name, the tokenizer.json (strings); unk_id (array of one)
+    byte_fallback, whitespace_split, split, split_punctuation (uint8 each)
     replacement, prepend (strings); the character map (string); number of steps (array of one)
     each step: kind, two strings, and two numbers (array): charsmap; strip (left, right); replace (pattern, content);
-    replace_spaces (content; least)
+    replace_spaces (content; least); replace_whitespace (content); lowercase; compose
     number of added tokens (array of one); each as in fuzz_file.py
     vocabulary: array of ends, then one string of all pieces; scores (string of float64)
 """
@@ -45,7 +46,7 @@ from .unigram_core import MARK, SPECIAL, Piece, added_token, forms, make_engine,
 MAGIC = b"unigram texts 1\n"
 FULL_FILE = fuzz_file.ROOT / "build" / "fuzz" / "unigram.bin"  # where the check runner puts the file with all texts
 NUM_TEXTS = 1_000_000  # of the grammar; code points and real texts come on top
-SWITCHES = ("byte_fallback", "whitespace_split", "split")
+SWITCHES = ("byte_fallback", "whitespace_split", "split", "split_punctuation")
 CONTENTS = ("<e1>", "<E1>", "a-b", "x y", " q", "q ", "É_", "\u2581z", "<mask", "\ufb01n")  # no model has these pieces
 
 
@@ -150,7 +151,7 @@ def every_code_point() -> list[tuple[Setting, list[bytes]]]:
         return ["".join(parts[i : i + per_text]).encode() for i in range(0, len(parts), per_text)]
 
     found: list[tuple[Setting, list[bytes]]] = []
-    for name in ("xlm-r", "bge-m3"):
+    for name in ("xlm-r", "bge-m3", "deberta", "deberta, lower and words"):
         setting = make_setting(f"every code point, {name}", make_state(pieces, forms()[name]))
         special = [c for c in everywhere if ord(c) < 0x3400 or unicodedata.category(c)[0] in "CMPSZ"]
         special = [c for c in special if unicodedata.category(c) not in ("Co", "Cn") or ord(c) % 64 == 0]
@@ -166,7 +167,7 @@ def real_texts(data: Path) -> list[tuple[Setting, list[bytes]]]:
     lines = [*native_core.read_corpus(data), *native_core.read_books(data), *native_core.read_labelled_texts(data)]
     texts = [line.encode() for line in dict.fromkeys(lines)]
     found: list[tuple[Setting, list[bytes]]] = []
-    for name in ("xlm-r", "bge-m3"):
+    for name in ("xlm-r", "bge-m3", "deberta"):
         state = make_state(unigram_core.trained_pieces(data), forms()[name])
         found.append((make_setting(f"real texts, {name}", state), texts))
     return found
