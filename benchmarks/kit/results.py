@@ -18,6 +18,7 @@ from benchmarks.kit.folding import unfolded
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared" / "data"  # real texts, beside the project
+NO_DATA = f"{DATA} is not there: docs/data.md says what to put there"
 RESULTS = ROOT / "benchmarks" / "results"
 
 

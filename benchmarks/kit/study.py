@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.markdown import show_tables
-from benchmarks.kit.results import ROOT, Recorder, cpu_environment
+from benchmarks.kit.results import DATA, NO_DATA, ROOT, Recorder, cpu_environment
 
 Line = dict[str, Any]
 Job = Callable[[], Iterable[Line]]
@@ -63,7 +63,11 @@ class Study:
         if self.tables is not None and options.tables:
             show_tables(self.tables(self.file), self.page or Path(), self.page is not None and options.write)
             return 0
-        jobs = {name: job for name, job in self.jobs(options).items() if options.only in name}
+        try:
+            jobs = {name: job for name, job in self.jobs(options).items() if options.only in name}
+        except FileNotFoundError as error:
+            print(f"python -m benchmarks.{self.name}: {error}", file=sys.stderr)
+            return 1
         if options.list:
             print("\n".join(jobs))
             return 0
@@ -78,7 +82,8 @@ class Study:
                         recorder.write(**line)
             except (ImportError, OSError, RuntimeError, ValueError) as error:
                 failed += 1
-                print(f"{name}: FAILED: {error}", flush=True)
+                said = str(error) if DATA.is_dir() else f"{str(error).splitlines()[-1]} ({NO_DATA})"
+                print(f"{name}: FAILED: {said}", flush=True)
         return 1 if failed else 0
 
     def _parser(self) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kit.results import DATA, ROOT
+from benchmarks.kit.results import DATA, NO_DATA, ROOT
 from bert_fast.files import write_atomically
 
 PREPARED = ROOT / "build" / "recipes" / "data"
@@ -24,6 +24,8 @@ def prepare(directory: Path = PREPARED) -> None:
     Raises:
         FileNotFoundError: the data, or the package of MiniLM, is not there.
     """
+    if not DATA.is_dir():
+        raise FileNotFoundError(NO_DATA)
     directory.mkdir(parents=True, exist_ok=True)
     books_vocabulary(directory)
     _split_messages(directory)

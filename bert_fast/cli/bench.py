@@ -2,11 +2,10 @@
 
 import argparse
 import contextlib
-import importlib.util
 import sys
 from pathlib import Path
 
-from bert_fast.cli.common import positive, seconds
+from bert_fast.cli.common import need, positive, seconds
 from bert_fast.files import write_atomically
 from bert_fast.terminal import Part, StatusLine
 
@@ -36,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: ImportError, ValueError: a package, a folder or a device is missing.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise ImportError("not installed: transformers; pip install transformers")
+    need("transformers", "transformers")
     if not arguments.output.parent.is_dir() or arguments.output.is_dir():  # before two minutes are spent
         raise ValueError(f"--output: expected a file in a folder that is there, got {arguments.output}")
     import torch

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import importlib.util
 import itertools
 import os
 import sys
@@ -34,6 +35,13 @@ def seconds(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"expected a number of seconds from 0 on, got {text}")
     return value
+
+
+def need(install: str, *packages: str) -> None:
+    """Raises ImportError, which says what to install, where a package that a command imports is not there."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"not installed: {', '.join(missing)}; pip install {install}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -90,6 +90,7 @@ def collect() -> dict[str, Any]:
             "python": platform.python_version(),
             "executable": sys.executable,
             "platform": platform.platform(),
+            "system": platform.system(),
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
         },
@@ -225,6 +226,8 @@ def _advice(report: dict[str, Any]) -> Iterator[str]:
     triton, numpy = by_name["triton"]["version"], by_name["numpy"]["version"]
     if triton and numpy and _numbers(triton)[:2] == (3, 6) and _numbers(numpy) >= (2, 4):
         yield f"triton {triton} in interpreter mode breaks on numpy {numpy}: pip install 'numpy<2.4', or a newer triton"
+    if report["system"]["system"] == "Windows":
+        yield "bert_fast was never run on Windows: use WSL 2 (Windows Subsystem for Linux), which counts as Linux"
     hardware = report["devices"]
     if not hardware["gpus"] and hardware["cuda_build"] is None and hardware["hip_build"] is None:
         yield "torch is a CPU build: Triton kernels run only in the interpreter; with a GPU, install torch's CUDA build"

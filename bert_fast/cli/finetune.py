@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Sequence
 
+from bert_fast.cli.common import need
 from bert_fast.cli.training import check_output, train
 
 _TASKS = "classify, ner, qa, choice"
@@ -19,6 +20,7 @@ def run(argv: Sequence[str]) -> int:
             f"Trains a model for a task. TASK is one of {_TASKS}; `bert-fast finetune TASK --help` lists its flags."
         )
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    need("'bert_fast[train]'", "transformers", "accelerate", "datasets", "yaml")
     import torch
     import transformers
 

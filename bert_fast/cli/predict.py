@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_fast.cli.common import need
 from bert_fast.cli.training import is_time
 from bert_fast.errors import SourceError
 from bert_fast.files import path_name, write_atomically
@@ -41,6 +42,7 @@ def run(argv: Sequence[str]) -> int:
             "`bert-fast predict RUN FILE --help` lists the flags, which are those of the task."
         )
         return 0 if "-h" in argv or "--help" in argv else 2
+    need("'bert_fast[train]'", "transformers", "accelerate", "datasets", "yaml")
     from bert_fast.cli.arguments import check_fit, make_parser, parsed
     from bert_fast.tokenization import load_tokenizer
     from bert_fast.training import Trainer, TrainingArguments

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_fast.cli.common import need
 from bert_fast.cli.training import check_output, train
 
 _BASE_RANGE, _BASE_WIDTH = 0.02, 768  # BERT-base, by which other widths go
@@ -46,6 +47,7 @@ def make_config(size: str, vocab_size: int, **overrides: Any) -> Any:
 
 def run(argv: Sequence[str]) -> int:
     """Trains; returns the exit status."""
+    need("'bert_fast[train]'", "transformers", "accelerate", "yaml")
     import transformers
 
     from bert_fast.cli.arguments import ModelArguments, check_fit, make_parser, parsed

@@ -1,6 +1,7 @@
 """fuse and unfuse: a model's classes change; query, key and value move side by side in memory."""
 
 import copy
+import importlib.util
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
     Raises:
         TypeError: model is no module, or an entry of graphs no Budget.
         ValueError: no model of a family is inside, or no budget in graphs.
+        ImportError: transformers is not installed.
         BackendError: graphs without a CUDA device.
 
     Example:
@@ -49,10 +51,11 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
         >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
         torch.Size([1, 3, 16])
     """
+    _check_module(model)
+    need_transformers()
     from bert_fast.huggingface.classes import encoders, join_projections, swap_in
     from bert_fast.huggingface.families import model_names
 
-    _check_module(model)
     made = None if graphs is None else EncoderGraphs(graphs)
     if not swap_in(model):
         raise ValueError(
@@ -150,6 +153,12 @@ def why_not(model: nn.Module, **inputs: Any) -> list[str]:
 
 # What names of classes begin with in code that came with a checkpoint -> transformers' class of the same architecture.
 _TWINS = {"NomicBert": "NomicBertModel", "NewModel": "GteModel", "XLMRobertaLoRA": "JinaEmbeddingsV3Model"}
+
+
+def need_transformers() -> None:
+    """Raises ImportError where transformers is not there, whose models these functions change."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ImportError("transformers is not installed, whose models are made fast: pip install transformers")
 
 
 def _twin(model: nn.Module) -> str:

@@ -5,6 +5,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from bert_fast.huggingface.fusing import need_transformers
+
 _lock = threading.Lock()
 _holders: set["Patch"] = set()  # patches not undone: while there is one, models are fused
 _wrapped: dict[type, tuple[Any, Any]] = {}  # class -> its __init__ and ours
@@ -51,6 +53,9 @@ def patch_transformers() -> Patch:
     those made under the patch stay fused when it ends. If sentence-transformers was imported before, its models as a
     whole are among them. Patching twice is fine: each patch is undone on its own. Thread-safe.
 
+    Raises:
+        ImportError: transformers is not installed.
+
     Returns:
         The `Patch`: `undo()` ends it, and so does the end of a `with` block.
 
@@ -64,6 +69,7 @@ def patch_transformers() -> Patch:
         >>> bert_fast.why_not(model)
         []
     """
+    need_transformers()
     from bert_fast.huggingface.classes import all_models, around
 
     patch = Patch()

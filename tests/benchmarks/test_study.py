@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.results import NO_DATA
 from benchmarks.kit.study import Job, Line, Study, in_a_process, one_line
+from benchmarks.recipes.data import prepare
 
 LINE = {"kind": "toy", "case": "a", "fill": 0.5, "entrants": {"ours": {"ms": 5.0, "who": "x"}, "theirs": {"ms": 7.25}}}
 
@@ -36,6 +38,27 @@ def test_lines_of_jobs_are_stored_and_failures_told(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert "a: fill 0.5, rounds 3; ours ms 5; theirs ms 7.25  [" in said and "toy/b: FAILED: ids differ" in said
     assert study.main(["--list", "--only", "toy"]) == 0 and capsys.readouterr().out.split() == list(_jobs(Namespace()))
+
+
+def test_missing_data_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.kit.study.DATA", tmp_path / "data")
+    monkeypatch.setattr("benchmarks.recipes.data.DATA", tmp_path / "data")
+
+    def in_a_child() -> Iterator[Line]:
+        raise RuntimeError("Traceback (most recent call last):\nFileNotFoundError: x.json")
+        yield
+
+    def at_once(options: Namespace) -> dict[str, Job]:
+        prepare(tmp_path / "prepared")
+        return {}
+
+    study = Study("toy", "Help.", tmp_path / "toy.jsonl", lambda _: {"a": in_a_child}, environment=dict)
+    assert study.main([]) == 1
+    assert capsys.readouterr().out == f"a: FAILED: FileNotFoundError: x.json ({NO_DATA})\n"
+    assert Study("toy", "Help.", tmp_path / "toy.jsonl", at_once, environment=dict).main([]) == 1
+    assert capsys.readouterr().err == f"python -m benchmarks.toy: {NO_DATA}\n"
 
 
 def test_tables_go_into_the_page_when_it_is_asked_for(

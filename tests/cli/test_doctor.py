@@ -163,6 +163,12 @@ def test_extension_reports_its_instruction_sets(features: object, monkeypatch: p
     assert not advice_about(report, "C++ extension")
 
 
+def test_windows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not advice_about(doctor.collect(), "Windows")
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    assert len(advice_about(doctor.collect(), "use WSL 2")) == 1
+
+
 def test_stale_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", lambda: SimpleNamespace(__version__="0.0.1", __file__="_native.so"))
     assert advice_about(doctor.collect(), "of version 0.0.1")

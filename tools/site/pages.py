@@ -46,7 +46,7 @@ RESULTS = [
 ]  # fmt: skip
 ABOUT = [
     "docs/architecture.md", "docs/programs.md", "docs/environment.md",
-    "docs/dependencies.md", "docs/null_driver.md", "docs/witness.md",
+    "docs/dependencies.md", "docs/data.md", "docs/null_driver.md", "docs/witness.md",
     "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
 ]  # fmt: skip
 
