@@ -56,7 +56,7 @@ _HEADERS = {
         "model, work, pairs", "fill", "untouched, pairs/s", "compiled, pairs/s", "fused, pairs/s", "fused over the best"
     ),
     "efficiency": (
-        "model, lengths of", "texts", "tokens", "untouched, CPU s", "compiled", "untouched, bf16", "fused", "fused, bf16",
+        "model, lengths of", "texts", "tokens", "untouched, CPU s", "compiled", "bf16", "fused", "fused, bf16",
     ),
     "packed": (
         "lengths of 64 texts", "fill", "fill of rows", "block-diagonal over padded", "fused over padded",
