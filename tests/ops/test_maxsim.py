@@ -144,6 +144,19 @@ def test_values_that_are_not_finite(name: str) -> None:
     assert not finite.all() and finite.any()
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # of lanes that are masked
+@pytest.mark.parametrize("name", BACKENDS)
+def test_of_similarities_that_are_all_minus_infinity_the_first_is_chosen(name: str) -> None:
+    """Of its own document, not of all."""
+    queries, documents = torch.full((9, 16), -torch.inf), torch.ones(12, 16)
+    given = layout()
+    chosen = torch.ops.bert_fast.maxsim_fwd.default(
+        queries, documents, given["cu_seqlens_q"], given["cu_seqlens_d"], 7, name
+    )[1]
+    first = torch.where(torch.tensor(DOCUMENTS) > 0, given["cu_seqlens_d"][:-1], -1)
+    assert torch.equal(chosen, first[:, None].expand(-1, 9).int())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
     inputs, dscores = leaves(), torch.randn(len(QUERIES), len(DOCUMENTS))

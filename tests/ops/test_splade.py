@@ -214,6 +214,16 @@ def test_small_huge_and_not_finite_scores_come_out_as_of_torch(name: str, activa
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_logarithms_are_right_to_a_few_units_in_the_last_place(name: str, activation: str) -> None:
+    scores = torch.cat([torch.linspace(1e-6, 0.75, 200), torch.logspace(-8, 8, 100)])
+    exact = scores.double().log1p()
+    exact = exact.log1p() if activation == "log1p_relu" else exact
+    y = splade(torch.ones(1, 1), scores[:, None], None, offsets([1]), activation=activation, backend=name)
+    torch.testing.assert_close(y[0].double(), exact, rtol=4 * torch.finfo(torch.float32).eps, atol=0.0)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 @parametrize_wants(*NAMES)
 def test_only_wanted_gradients_are_made_and_nothing_else_is_saved(name: str, wants: frozenset[str]) -> None:
     *tensors, cu_seqlens = leaves(dtype=torch.float16)

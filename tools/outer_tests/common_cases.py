@@ -35,11 +35,11 @@ def write(folder: Path, prefixes: Iterable[str]) -> list[Path]:
     files = []
     for prefix in prefixes:
         files.append(folder / f"test_modeling_{prefix.lower()}.py")
-        files[-1].write_text(f"from {__name__} import tests_of\n\nModelTest = tests_of({prefix!r})\n", "utf-8")
+        files[-1].write_text(f"from {__name__} import cases_of\n\nModelTest = cases_of({prefix!r})\n", "utf-8")
     return files
 
 
-def tests_of(prefix: str) -> type:
+def cases_of(prefix: str) -> type:
     """The tests of all classes of a family that transformers has."""
     for name, values in _ABSENT.items():
         parent = name.rpartition(".")[0]
