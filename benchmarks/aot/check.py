@@ -20,17 +20,17 @@ _ISSUE_SHARE_EXCEPTIONS = {
 # fp32 products in three terms hold every operand twice; with a bias or relative positions besides, or with heads of
 # more than 64 columns, some tiles do not fit into 255 registers, the smallest ones neither. fp32 is there to be exact,
 # so these may spill.
-_MAY_SPILL = re.compile(r"attention_.*( D=(96|128) fp32| fp32 (bias|relative_key|relative_key_query))\b.* sm_\d+")
+_MAY_SPILL = re.compile(r"attention_.*( D=(96|128) fp32| fp32 (bias|relative_key|disentangled))\b.* sm_\d+")
 
 # With dropout these spill a few registers since random words no longer pass through shared memory. Those of sm_90 in
 # half precision take less time so on an H200 at every length that was timed (docs/decisions/0006-attention-dropout.md);
-# of the others nothing was timed. relative_key_query drops, too.
+# of the others nothing was timed. A call with tables drops, too.
 _MAY_SPILL_A_LITTLE = re.compile(
     r"attention_(fwd_short S<=128|bwd_short S<=(64|128)|bwd_dkdv tiled) D=\d+ (bf16|fp16)( qkv| causal)? dropout sm_90"
     r"|attention_bwd_dkdv tiled D=32 fp32( qkv)? dropout sm_\d+"
     r"|attention_(fwd tiled D=32|bwd_dq tiled D=(96|128)) bf16 dropout sm_100"
     r"|attention_bwd_dq tiled D=64 bf16 causal dropout sm_80"
-    r"|attention_bwd_table tiled D=64 bf16 relative_key_query sm_80"
+    r"|attention_bwd_table tiled D=64 bf16 disentangled sm_80"
 )
 _A_LITTLE = 88  # bytes of a thread
 

@@ -28,7 +28,7 @@ from bert_fast import ops
 from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import attention_keep_mask, dropout_scale
-from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.attention import TABLES, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth
 
 SITE = 9
@@ -85,10 +85,12 @@ def cases() -> Iterator[KernelCase]:
     for longest, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # for whole heads, and tiled
         lengths = [longest * part // 128 for part in (128, 77, 1, 0, 100, 64, 31, 111)] * (1024 // longest)
         yield _of_bert(Use.SMOKE, bert.BASE, f"S<={longest}", lengths, dropout_p)
-    for relative in ("relative_key", "relative_key_query"):
-        for uses, lengths in ((Use.GPU, (128,) * 32), (Use.SMOKE, (130, 0, 64, 270))):
-            extras = AttentionCase(lengths, None, 12, 64, 0.1, bias="AQK", relative=relative)
-            yield _of(extras, uses, f"{relative} bias p0.1", torch.bfloat16, make_with_extras)
+    for feature, letters in _TABLES.items():
+        extras = AttentionCase((130, 0, 64, 270), None, 12, 64, 0.1, bias="AQK", relative=letters)
+        yield _of(extras, Use.SMOKE, f"{feature} bias p0.1", torch.bfloat16, make_with_extras)
+        for variant, lengths in (("S128", (128,) * 32), ("S512", (512,) * 8)):
+            extras = AttentionCase(lengths, None, 12, 64, 0.1, relative=letters)
+            yield _of(extras, Use.GPU, f"{feature} {variant} p0.1", torch.bfloat16, make_with_extras)
     for length, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # all slots filled, and half of them
         count = bert.FEWEST_TOKENS // length
         half = [max(1, round((i + 0.5) * length / count)) for i in range(count)]  # 1 token to nearly all of them
@@ -104,6 +106,8 @@ def cases() -> Iterator[KernelCase]:
         yield _of(rare, Use.WITNESS, variant, dtype, _make_rare)
 
 
+# Features -> letters of the tables of relative positions: BERT's, for queries alone, and DeBERTa's.
+_TABLES = {"relative_key": "C", "disentangled": "CP"}
 # What only some calls ask for.
 _RARE = {
     "S130 causal D128 p0.1": AttentionCase((130,), num_heads=1, head_dim=128, causal=True, dropout_p=0.1),
@@ -111,7 +115,7 @@ _RARE = {
     "S140 bias p0.1": AttentionCase((140, 3), num_heads=1, head_dim=64, bias="BAQK", dropout_p=0.1),
     # Holes make several windows of distances for a tile of scores.
     "S70 relative_key holes": AttentionCase((70, 3), num_heads=1, head_dim=64, relative="C", holes=True),
-    "S70 relative_key_query holes p0.1": AttentionCase(
+    "S70 disentangled holes p0.1": AttentionCase(
         (70, 3), num_heads=1, head_dim=64, relative="CP", holes=True, dropout_p=0.1
     ),
     "S140 fewer keys": AttentionCase((140, 5), (3, 150), num_heads=1, head_dim=40, dropout_p=0.1),
@@ -342,7 +346,7 @@ def aot_cases() -> Iterator[AotCase]:
         yield from _aot_cases(head_dim, dtype, dropout_p, feature)
         if not feature:  # as the models call it: gradients are parts of one tensor
             yield from _aot_cases(head_dim, dtype, dropout_p, is_packed=True)
-    for feature in ("bias", "relative_key", "relative_key_query"):
+    for feature in ("bias", *_TABLES):
         for head_dim, dtype in ((64, bf16), (128, bf16), (64, fp32), (128, fp32)):
             if (head_dim, dtype, feature) not in kinds:
                 yield from _aot_cases(head_dim, dtype, 0.1, feature)
@@ -370,7 +374,7 @@ def _facts(launch: Launch, dtype: torch.dtype, feature: str) -> KernelFacts:
     tile = constants["BLOCK_M"], constants["BLOCK_N"]
     is_wide = dtype != torch.float32 and min(tile) >= 64 and launch.num_warps % 4 == 0
     # Relative positions take products with a window of the table, whose number depends on the positions.
-    if name not in _PRODUCTS or feature.startswith("relative"):
+    if name not in _PRODUCTS or feature in _TABLES:
         return KernelFacts(needs_warpgroup_products=is_wide)
     multiply_adds = _PRODUCTS[name] * constants["BLOCK_D"]
     return KernelFacts(tile[0] * tile[1], multiply_adds=multiply_adds, needs_warpgroup_products=is_wide)
@@ -389,6 +393,7 @@ def _launch(
     cu_seqlens, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     coords = torch.zeros(512, 2, dtype=torch.int32)
     seed = torch.zeros(1, dtype=torch.int64) if dropout_p else None
+    table, letters = torch.zeros(1023, 12, head_dim, dtype=dtype), _TABLES.get(feature, "")
     a = Attention(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, head_dim**-0.5, dropout_p, seed,
         coords_q=coords if dropout_p or feature else None,
@@ -396,11 +401,11 @@ def _launch(
         site=SITE,
         causal=feature == "causal",
         bias=torch.zeros(1, 12, 512, 512, dtype=dtype) if feature == "bias" else None,
-        distance_table=torch.zeros(1023, head_dim, dtype=dtype) if feature.startswith("relative") else None,
-        key_term=feature == "relative_key_query",
+        relative_keys=table if "C" in letters else None,
+        relative_queries=table if "P" in letters else None,
         sequence_order=order,
     )  # fmt: skip
-    wants = {name for name in ("bias", "distance_table") if getattr(a, name) is not None}
+    wants = {name for name in ("bias", *TABLES.values()) if getattr(a, name) is not None}
     out, lse = family.attention_fwd(a)
     dqkv = torch.zeros(512, 3, 12, head_dim, dtype=dtype) if is_packed else None
     family.attention_bwd(a, out, out, lse, wants, dqkv)

@@ -7,21 +7,24 @@ A tile is *plain* where every score exists and nothing but q and k enters it: no
 tiles are, and the instructions that the others need would be a third of theirs; so kernels walk plain tiles in a loop
 of their own.
 
-Relative positions. With E the table of distances -(M - 1) .. M - 1, p and r the positions of queries and keys,
+Relative positions. With C and P a head's tables (relative_keys, relative_queries) of distances -(M - 1) .. M - 1, p and
+r the positions of queries and keys,
 
-    R[i, j] = q_i . E[p_i - r_j]  (+ k_j . E[p_i - r_j] with the key term)
+    R[i, j] = q_i . C[p_i - r_j] + k_j . P[p_i - r_j]       either or both
 
 A tile [M, N] of scores without holes in its positions knows M + N - 1 distances, so a window of WIDTH >= M + N rows of
-the table is read at once, q is multiplied with all of it, and element (i, j) is picked out of row i of the product:
-column p_i - r_j - first distance. Backward goes the other way: the gradients of row i are put at their distances, and
-the result [M, WIDTH] is multiplied with the window (dq), or its transpose with q (the table's gradient). In a row every
-distance occurs once, so nothing is added up on the way. Positions with holes only take more windows.
+C is read at once, q is multiplied with all of it, and element (i, j) is picked out of row i of the product: column
+p_i - r_j - first distance. Backward goes the other way: the gradients of row i are put at their distances, and the
+result [M, WIDTH] is multiplied with the window (dq), or its transpose with q (the gradient of C). In a row every
+distance occurs once, so nothing is added up on the way. Positions with holes only take more windows. P likewise, with
+keys for rows.
 
 Positions (uint32 [M], [N]) are those of `load_names`: ascending from the tile's first token, which exists, and 0 past
-the sequence's end. Tables have the dtype of q. A distance that the table does not hold counts as a row of zeros.
+the sequence's end. Tables [2M - 1, A, D] are contiguous and have the dtype of q. A distance that a table does not hold
+counts as a row of zeros.
 
 Source: Shaw et al. 2018 (arXiv:1803.02155), section 3.3, whose trick of multiplying before picking this is; Huang et
-al. 2020 (arXiv:2009.13658), method 4, for the key term.
+al. 2020 (arXiv:2009.13658), method 4, for keys.
 """
 
 from typing import Any, NamedTuple
@@ -53,18 +56,20 @@ class Bias(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The table of relative positions; ptr is None where there is none."""
+    """A table of relative positions at one head; ptr is None where there is none."""
 
     ptr: Any
+    offset: Any  # of the head, int64
+    row_stride: Any
     num_distances: Any
-    key_term: Any  # constexpr: keys are multiplied with it too
 
 
 class Extras(NamedTuple):
     """What enters scores by the positions of queries and keys."""
 
     bias: Any
-    table: Any
+    relative_keys: Any  # tables: what queries are multiplied with,
+    relative_queries: Any  # and what keys are
 
 
 class Drop(NamedTuple):
@@ -283,9 +288,9 @@ WIDTH_OF_FP32 = 16
 
 
 @triton.constexpr_function
-def _width(table_ptr, num_queries, num_keys):
+def _width(dtype, num_queries, num_keys):
     """Rows of a window: all distances of a tile; in fp32, whose products take many registers, a few at a time."""
-    return WIDTH_OF_FP32 if table_ptr.dtype.element_ty == tl.float32 else 2 * max(num_queries, num_keys)
+    return WIDTH_OF_FP32 if dtype == tl.float32 else 2 * max(num_queries, num_keys)
 
 
 @triton.jit
@@ -298,11 +303,14 @@ def _first_and_last(positions):
 
 @triton.jit
 def _window(table, first_distance, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows [WIDTH, BLOCK_D] of the table from a distance on."""
-    rows = first_distance + (table.num_distances - 1) // 2 + tl.arange(0, WIDTH)
+    """Rows [WIDTH, BLOCK_D] of a table from a distance on."""
+    first_row = first_distance + (table.num_distances - 1) // 2
+    nums = tl.arange(0, WIDTH)
     cols = tl.arange(0, BLOCK_D)
+    rows = first_row + nums
     mask = ((rows >= 0) & (rows < table.num_distances))[:, None] & (cols < D)[None, :]
-    return tl.load(table.ptr + rows[:, None] * D + cols[None, :], mask=mask, other=0.0)
+    start = table.ptr + table.offset + first_row.to(tl.int64) * table.row_stride
+    return tl.load(start + nums[:, None] * table.row_stride + cols[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -314,19 +322,21 @@ def _pick(products, columns):
 
 
 @triton.jit
-def relative_scores(q, k, position_q, position_k, table, D: tl.constexpr, PRECISION: tl.constexpr):
-    """R [M, N], fp32, of q [M, BLOCK_D] and k [N, BLOCK_D] and the `Table`; not scaled."""
+def relative_scores(q, k, position_q, position_k, extras, D: tl.constexpr, PRECISION: tl.constexpr):
+    """R [M, N], fp32, of q [M, BLOCK_D] and k [N, BLOCK_D] and the tables of `Extras`; not scaled."""
     BLOCK_D: tl.constexpr = q.shape[1]
-    WIDTH: tl.constexpr = _width(table.ptr, q.shape[0], k.shape[0])
+    WIDTH: tl.constexpr = _width(q.dtype, q.shape[0], k.shape[0])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     distances = position_q.to(tl.int32)[:, None] - position_k.to(tl.int32)[None, :]
     scores = tl.zeros([q.shape[0], k.shape[0]], tl.float32)
     for first in tl.range(first_q - last_k, last_q - first_k + 1, WIDTH, num_stages=1):
-        e = tl.trans(_window(table, first, D, BLOCK_D, WIDTH))
-        scores += _pick(tl.dot(q, e, input_precision=PRECISION), distances - first)
-        if table.key_term:
-            scores += tl.trans(_pick(tl.dot(k, e, input_precision=PRECISION), tl.trans(distances - first)))
+        if extras.relative_keys.ptr is not None:
+            c = tl.trans(_window(extras.relative_keys, first, D, BLOCK_D, WIDTH))
+            scores += _pick(tl.dot(q, c, input_precision=PRECISION), distances - first)
+        if extras.relative_queries.ptr is not None:
+            p = tl.trans(_window(extras.relative_queries, first, D, BLOCK_D, WIDTH))
+            scores += tl.trans(_pick(tl.dot(k, p, input_precision=PRECISION), tl.trans(distances - first)))
     return scores
 
 
@@ -349,61 +359,55 @@ def _by_distance(ds, position_rows, position_cols, first_col, first_distance, SI
 
 @triton.jit
 def relative_dq(ds, position_q, position_k, table, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """[M, BLOCK_D], fp32: the sum over keys of ds[i, j] E[p_i - r_j], for ds [M, N]."""
+    """[M, BLOCK_D], fp32: the sum over keys of ds[i, j] C[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[1]
-    WIDTH: tl.constexpr = _width(table.ptr, ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table.ptr.dtype.element_ty, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dq = tl.zeros([ds.shape[0], BLOCK_D], tl.float32)
     for start_k in tl.range(first_k, last_k + 1, NUM, num_stages=1):
         end_k = tl.minimum(start_k + NUM - 1, last_k)
         for first in tl.range(first_q - end_k, last_q - start_k + 1, WIDTH, num_stages=1):
-            e = _window(table, first, D, BLOCK_D, WIDTH)
+            c = _window(table, first, D, BLOCK_D, WIDTH)
             by_distance = _by_distance(ds, position_q, position_k, start_k, first, 1, WIDTH)
-            dq = tl.dot(by_distance.to(e.dtype), e, dq, input_precision=PRECISION)
+            dq = tl.dot(by_distance.to(c.dtype), c, dq, input_precision=PRECISION)
     return dq
 
 
 @triton.jit
 def relative_dk(ds, position_q, position_k, table, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """[N, BLOCK_D], fp32: the sum over queries of ds[i, j] E[p_i - r_j], for ds [M, N]."""
+    """[N, BLOCK_D], fp32: the sum over queries of ds[i, j] P[p_i - r_j], for ds [M, N]."""
     NUM: tl.constexpr = ds.shape[0]
-    WIDTH: tl.constexpr = _width(table.ptr, ds.shape[0], ds.shape[1])
+    WIDTH: tl.constexpr = _width(table.ptr.dtype.element_ty, ds.shape[0], ds.shape[1])
     first_q, last_q = _first_and_last(position_q)
     first_k, last_k = _first_and_last(position_k)
     dk = tl.zeros([ds.shape[1], BLOCK_D], tl.float32)
     for start_q in tl.range(first_q, last_q + 1, NUM, num_stages=1):
         end_q = tl.minimum(start_q + NUM - 1, last_q)
         for first in tl.range(start_q - last_k, end_q - first_k + 1, WIDTH, num_stages=1):
-            e = _window(table, first, D, BLOCK_D, WIDTH)
+            p = _window(table, first, D, BLOCK_D, WIDTH)
             by_distance = _by_distance(tl.trans(ds), position_k, position_q, start_q, first, -1, WIDTH)
-            dk = tl.dot(by_distance.to(e.dtype), e, dk, input_precision=PRECISION)
+            dk = tl.dot(by_distance.to(p.dtype), p, dk, input_precision=PRECISION)
     return dk
 
 
 @triton.jit
-def relative_table_gradient(
-    dtable, ds, q, k, position_q, position_k, first_distance, KEY_TERM: tl.constexpr, PRECISION: tl.constexpr
+def add_table_gradient(
+    dtable, ds, x, position_rows, position_cols, first_distance, SIGN: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """dtable [WIDTH, BLOCK_D], fp32, the window's rows from first_distance on, plus what one tile ds [M, N] gives.
+    """dtable [WIDTH, BLOCK_D], fp32, the window's rows from first_distance on, plus what one tile ds [R, C] gives.
 
-    The loops are `while`, in which each product is waited for. In a `for`, Triton 3.6 and 3.7 let it run on to the next
+    x [R, BLOCK_D]: queries, SIGN 1, for relative_keys; keys, SIGN -1, for relative_queries.
+
+    The loop is a `while`, in which each product is waited for. In a `for`, Triton 3.6 and 3.7 let it run on to the next
     round on Hopper, which overwrites its first operand's registers while it may still read them (triton#9433).
     """
     WIDTH: tl.constexpr = dtable.shape[0]
-    NUM_Q: tl.constexpr = ds.shape[0]
-    NUM_K: tl.constexpr = ds.shape[1]
-    first_k, last_k = _first_and_last(position_k)
-    start_k = first_k
-    while start_k <= last_k:
-        by_distance = _by_distance(ds, position_q, position_k, start_k, first_distance, 1, WIDTH)
-        dtable = tl.dot(tl.trans(by_distance.to(q.dtype)), q, dtable, input_precision=PRECISION)
-        start_k += NUM_K
-    if KEY_TERM:
-        first_q, last_q = _first_and_last(position_q)
-        start_q = first_q
-        while start_q <= last_q:
-            by_distance = _by_distance(tl.trans(ds), position_k, position_q, start_q, first_distance, -1, WIDTH)
-            dtable = tl.dot(tl.trans(by_distance.to(k.dtype)), k, dtable, input_precision=PRECISION)
-            start_q += NUM_Q
+    NUM: tl.constexpr = ds.shape[1]
+    first_col, last_col = _first_and_last(position_cols)
+    start_col = first_col
+    while start_col <= last_col:
+        by_distance = _by_distance(ds, position_rows, position_cols, start_col, first_distance, SIGN, WIDTH)
+        dtable = tl.dot(tl.trans(by_distance.to(x.dtype)), x, dtable, input_precision=PRECISION)
+        start_col += NUM
     return dtable

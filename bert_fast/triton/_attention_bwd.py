@@ -10,13 +10,13 @@ so the accumulators take the sums without z and softmax_scale, which multiply th
 Short sequences: a program holds all queries of a head and makes everything from one P: 5 products, delta inside, dq
 without a second kernel. Each input is read once.
 
-Gradients of a bias and of the distance table: every program owns a part of its result; no atomics.
+Gradients of a bias and of tables of relative positions: every program owns a part of its result; no atomics.
 
-    dbias = dS                    dE[r] = sum of dS q over distance r (+ dS k with the key term)
+    dbias = dS          dC[r] = sum of dS q over distance r          dP[r] = sum of dS k over distance r
 
 dbias is summed over what the bias is broadcast along. P and dS are made again from q, k, v and lse, tile by tile, once
-more for each of the two gradients: they are rare, and nothing of size [B, A, Sq, Sk] need be kept for them. Where
-programs would be few (a bias for all rows of the batch, a table), sequences are dealt out to several, which leave
+more for the bias and for the tables: they are rare, and nothing of size [B, A, Sq, Sk] need be kept for them. Where
+programs would be few (a bias for all rows of the batch, tables), sequences are dealt out to several, which leave
 partial sums in fp32 for a second stage.
 
 A bias is looked up by positions, so its gradient is made in the order of positions: a tile's rows and columns are
@@ -41,6 +41,7 @@ from bert_fast.triton._attention import (
     Extras,
     Keys,
     Table,
+    add_table_gradient,
     bias_at,
     gradients_of_scores,
     keep_tile,
@@ -53,7 +54,6 @@ from bert_fast.triton._attention import (
     relative_dk,
     relative_dq,
     relative_scores,
-    relative_table_gradient,
     sequence_span,
     store_rows,
     visible_keys,
@@ -74,8 +74,8 @@ def probabilities_and_gradients(
         keep = keep_tile(drop, batch_row, position_q, first_key, k.shape[0])
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not PLAIN:
-        if extras.table.ptr is not None:
-            scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
+        if extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None:
+            scores += relative_scores(q, k, position_q, position_k, extras, D, PRECISION)
         scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
         p = tl.exp2(scores - lse[:, None])
     else:
@@ -99,27 +99,27 @@ def _add_keys(
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
     exists = (offs_m < num_queries)[:, None] & (offs_n < keys.num)[None, :]
     position_k = None
-    bias, table = extras
-    if CAUSAL or bias.ptr is not None or table.ptr is not None:
+    HAS_TABLES: tl.constexpr = extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None
+    if CAUSAL or extras.bias.ptr is not None or HAS_TABLES:
         position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
     _, ds = probabilities_and_gradients(
         q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
         CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
-    if table.ptr is not None:
-        dq += relative_dq(ds, position_q, position_k, table, D, BLOCK_D, PRECISION)
+    if extras.relative_keys.ptr is not None:
+        dq += relative_dq(ds, position_q, position_k, extras.relative_keys, D, BLOCK_D, PRECISION)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
-    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
-    bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale,
-    inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads.
 
@@ -149,7 +149,7 @@ def _attention_bwd_dq_kernel(
     lse = load_lse(lse_ptr + statistics, offs_m, num_queries, True)
 
     batch_row, position_q = None, None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or relative_keys_ptr is not None or relative_queries_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
@@ -160,7 +160,11 @@ def _attention_bwd_dq_kernel(
         sequence_row = tl.load(coords_q_ptr)
         if bias_ptr is not None:
             bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
+    extras = Extras(
+        bias,
+        Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
+        Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
+    )
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
@@ -169,7 +173,7 @@ def _attention_bwd_dq_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN
@@ -221,8 +225,8 @@ def _add_queries(
     else:
         delta = tl.load(queries.delta_ptr + offs_m, mask=offs_m < queries.num, other=0.0) * queries.inverse_scale
     batch_row, position_q = None, None
-    bias, table = extras
-    if drop.k0 is not None or CAUSAL or bias.ptr is not None or table.ptr is not None:
+    HAS_TABLES: tl.constexpr = extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None
+    if drop.k0 is not None or CAUSAL or extras.bias.ptr is not None or HAS_TABLES:
         batch_row, position_q = load_names(queries.coords_ptr, offs_m, queries.num)
     exists = (offs_m < queries.num)[:, None] & (offs_n < num_keys)[None, :]
     w, ds = probabilities_and_gradients(
@@ -230,8 +234,8 @@ def _add_queries(
         CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
     dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, dv, input_precision=PRECISION)
-    if table.ptr is not None and table.key_term:
-        dk += relative_dk(ds, position_q, position_k, table, D, BLOCK_D, PRECISION)
+    if extras.relative_queries.ptr is not None:
+        dk += relative_dk(ds, position_q, position_k, extras.relative_queries, D, BLOCK_D, PRECISION)
     dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -239,12 +243,12 @@ def _add_queries(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
-    v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride,
-    bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale,
-    inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order.
 
@@ -265,7 +269,7 @@ def _attention_bwd_dkdv_kernel(
     statistics = wide_head * num_tokens + start_q
 
     position_k = None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or relative_keys_ptr is not None or relative_queries_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
     if CAUSAL or HAS_EXTRAS:
@@ -276,7 +280,11 @@ def _attention_bwd_dkdv_kernel(
         sequence_row = tl.load(coords_q_ptr, mask=num_queries > 0, other=0)
         if bias_ptr is not None:
             bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
+    extras = Extras(
+        bias,
+        Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
+        Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
+    )
     queries = _Queries(
         q_ptr + start_q * q_stride + wide_head * q_head_stride,
         dout_ptr + start_q * dout_stride + wide_head * dout_head_stride, lse_ptr + statistics, delta_ptr + statistics,
@@ -286,7 +294,7 @@ def _attention_bwd_dkdv_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
     begin, plain_begin = 0, 0
@@ -463,8 +471,8 @@ def _tile_gradient(
 ):  # fmt: skip
     """The gradient of the bias by a tile of scores, divided by z, fp32 [M, N]; lse and delta as in dq."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if extras.table.ptr is not None:
-        scores += relative_scores(q, k, position_q, position_k, extras.table, D, PRECISION)
+    if extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None:
+        scores += relative_scores(q, k, position_q, position_k, extras, D, PRECISION)
     scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
     p = tl.exp2(scores - lse[:, None])
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
@@ -478,11 +486,11 @@ def _tile_gradient(
 )
 def _attention_bwd_bias_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dbias_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
-    coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
-    v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride,
-    bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, size_q, size_k, num_tiles_q,
-    num_tiles_k, softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride, k_stride,
+    k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, size_q,
+    size_k, num_tiles_q, num_tiles_k, softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_HEADS: tl.constexpr,
     HAS_QUERIES: tl.constexpr, HAS_KEYS: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
@@ -528,7 +536,11 @@ def _attention_bwd_bias_kernel(
                 wide_head = tl.cast(head, tl.int64)
                 bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
                 bias = bias_at(bias, bias_row_stride, bias_head_stride, row, wide_head)
-                extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
+                extras = Extras(
+                    bias,
+                    Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
+                    Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
+                )
                 drop = Drop(k0, k1, site, drop_max, head)
                 q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
                 k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
@@ -564,32 +576,32 @@ def _attention_bwd_bias_kernel(
 
 @triton.jit(do_not_specialize=[*VARYING, "num_sequences", "num_shares", "num_windows"])
 def _attention_bwd_table_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dtable_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, coords_q_ptr,
-    coords_k_ptr, seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride,
-    v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride,
-    bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares, num_windows, softmax_scale,
-    dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dkeys_ptr, dqueries_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_heads, num_sequences, num_shares,
+    num_windows, softmax_scale, dropout_scale, inverse_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """WIDTH neighbouring rows of one share of the table's gradient, fp32 [num_shares, num_distances, D].
+    """WIDTH neighbouring rows of one head of one share of the gradients of tables, each where its pointer is not None.
 
-    A share is every num_shares-th pair of head and sequence. Of their tiles only those are made that hold some of the
-    WIDTH distances.
+    dkeys_ptr, dqueries_ptr (fp32 [num_shares, num_distances, A, D]): of relative_keys and relative_queries. A share is
+    every num_shares-th sequence. Of their tiles only those are made that hold some of the WIDTH distances.
     """
     window = tl.program_id(0) % num_windows
-    share = tl.program_id(0) // num_windows
+    head = tl.program_id(0) // num_windows % num_heads
+    share = tl.program_id(0) // num_windows // num_heads
+    wide_head = head.to(tl.int64)
     first_row = window * WIDTH
     first_distance = first_row - (num_distances - 1) // 2
     scale_log2 = softmax_scale * LOG2E
     k0, k1 = None, None
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    dtable = tl.zeros([WIDTH, BLOCK_D], tl.float32)
-    for pair in tl.range(share, num_heads * num_sequences, num_shares, num_stages=1):
-        sequence = pair // num_heads
-        head = pair % num_heads
-        wide_head = tl.cast(head, tl.int64)
+    dkeys = tl.zeros([WIDTH, BLOCK_D], tl.float32)
+    dqueries = tl.zeros([WIDTH, BLOCK_D], tl.float32)
+    for sequence in tl.range(share, num_sequences, num_shares, num_stages=1):
         start_q, num_queries = sequence_span(cu_seqlens_q_ptr, sequence)
         start_k, num_keys = sequence_span(cu_seqlens_k_ptr, sequence)
         names_q = coords_q_ptr + start_q * 2
@@ -600,7 +612,11 @@ def _attention_bwd_table_kernel(
         bias = Bias(bias_ptr, bias_q_stride, bias_k_stride, bias_extent)
         if bias_ptr is not None:
             bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-        extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
+        extras = Extras(
+            bias,
+            Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
+            Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
+        )
         drop = Drop(k0, k1, site, drop_max, head)
         q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
         k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
@@ -629,11 +645,17 @@ def _attention_bwd_table_kernel(
                     q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop,
                     extras, D, CAUSAL, False, PRECISION,
                 )  # fmt: skip
-                dtable = relative_table_gradient(
-                    dtable, ds, q, k, position_q, position_k, first_distance, KEY_TERM, PRECISION
-                )
+                if dkeys_ptr is not None:
+                    dkeys = add_table_gradient(dkeys, ds, q, position_q, position_k, first_distance, 1, PRECISION)
+                if dqueries_ptr is not None:
+                    dqueries = add_table_gradient(
+                        dqueries, tl.trans(ds), k, position_k, position_q, first_distance, -1, PRECISION
+                    )
     rows = first_row + tl.arange(0, WIDTH)
     cols = tl.arange(0, BLOCK_D)
-    offsets = (share.to(tl.int64) * num_distances + rows[:, None]) * D + cols[None, :]
+    offsets = ((share.to(tl.int64) * num_distances + rows[:, None]) * num_heads + head) * D + cols[None, :]
     mask = (rows < num_distances)[:, None] & (cols < D)[None, :]
-    tl.store(dtable_ptr + offsets, dtable * (softmax_scale * dropout_scale), mask=mask)
+    if dkeys_ptr is not None:
+        tl.store(dkeys_ptr + offsets, dkeys * (softmax_scale * dropout_scale), mask=mask)
+    if dqueries_ptr is not None:
+        tl.store(dqueries_ptr + offsets, dqueries * (softmax_scale * dropout_scale), mask=mask)

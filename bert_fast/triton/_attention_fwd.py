@@ -50,12 +50,12 @@ def _add_keys(
         p = tl.exp2(scores * scale_log2 - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
     else:
-        bias, table = extras
-        if CAUSAL or bias.ptr is not None or table.ptr is not None:
+        HAS_TABLES: tl.constexpr = extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None
+        if CAUSAL or extras.bias.ptr is not None or HAS_TABLES:
             position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
-        if table.ptr is not None:
-            scores += relative_scores(q, k, position_q, position_k, table, D, PRECISION)
-        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, bias, CAUSAL)
+        if HAS_TABLES:
+            scores += relative_scores(q, k, position_q, position_k, extras, D, PRECISION)
+        scores = mask_scores(scores * scale_log2, exists, position_q, position_k, extras.bias, CAUSAL)
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key so far: exp2(-inf - 0) = 0
         p = tl.exp2(scores - m_finite[:, None])
@@ -71,10 +71,10 @@ def _add_keys(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr, coords_q_ptr, coords_k_ptr,
-    seed_ptr, bias_ptr, table_ptr, q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride,
-    bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks,
-    num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, KEY_TERM: tl.constexpr,
+    seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent,
+    num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries of one head against all keys of their sequence. HAS_PLAIN: full tiles are plain ones."""
@@ -92,7 +92,7 @@ def _attention_fwd_kernel(
     q = load_rows(q_ptr, q_stride, offs_m, num_queries, D, BLOCK_D, True)  # [M, D]
 
     batch_row, position_q = None, None
-    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or table_ptr is not None
+    HAS_EXTRAS: tl.constexpr = bias_ptr is not None or relative_keys_ptr is not None or relative_queries_ptr is not None
     if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
@@ -103,7 +103,11 @@ def _attention_fwd_kernel(
         sequence_row = tl.load(coords_q_ptr)
         if bias_ptr is not None:
             bias = bias_at(bias, bias_row_stride, bias_head_stride, sequence_row, wide_head)
-    extras = Extras(bias, Table(table_ptr, num_distances, KEY_TERM))
+    extras = Extras(
+        bias,
+        Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
+        Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
+    )
     keys = Keys(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
@@ -112,7 +116,7 @@ def _attention_fwd_kernel(
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
     drop = Drop(k0, k1, site, drop_max, head)
-    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, False))
+    plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     end, num_plain = visible_keys(
         coords_q_ptr, coords_k_ptr, first_query, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL, HAS_PLAIN

@@ -55,7 +55,8 @@ class LaunchConfig:
     """Tiles of the three kernels for sequences of any length.
 
     has_plain: whether tiles without bounds and biases have a loop of their own. precision: of products of fp32.
-    gradients: of the kernels for the gradients of bias and distance table.
+    gradients: of the kernels for the gradients of bias and tables of relative positions. window: rows of the latter to
+    a program.
     """
 
     forward: Tile
@@ -64,6 +65,7 @@ class LaunchConfig:
     has_plain: bool = True
     precision: str = "ieee"
     gradients: Tile | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,15 @@ _FP32 = {
 _FP32_GFX = LaunchConfig(Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), Tile(64, 32, 4, 1), False)
 
 
-def _extras(*tiles: tuple[int, ...], precision: str = "ieee") -> LaunchConfig:
+def _extras(*tiles: tuple[int, ...], precision: str = "ieee", window: int = 0) -> LaunchConfig:
     """Tiles (queries, keys, warps, perhaps max_registers) of forward, dq, dkdv and gradients; nothing is pipelined."""
     forward, dq, dkdv, gradients = (Tile(*tile[:3], 1, *tile[3:]) for tile in tiles)
-    return LaunchConfig(forward, dq, dkdv, False, precision, gradients)
+    return LaunchConfig(forward, dq, dkdv, False, precision, gradients, window)
 
 
-# Positions and addresses of scores take registers; windows of a distance table and what is picked out of them take
-# more. fp32 with a table is multiplied without tensor cores: TF32's three terms of every window would not fit.
+# Positions and addresses of scores take registers; windows of tables and what is picked out of them take more: tiles
+# are those that fit with two tables. fp32 with tables is multiplied without tensor cores: TF32's three terms of every
+# window would not fit.
 _BIAS = {
     # kind, dtype is fp32, at most this many columns
     ("sm", False, 64): _extras((64, 64, 8, 255), (64, 32, 8, 255), (64, 32, 8, 255), (32, 32, 8, 255)),
@@ -137,14 +140,16 @@ _BIAS = {
     ("gfx", True, 128): _extras((32, 32, 4), (16, 32, 4), (32, 32, 4), (16, 32, 4)),
 }
 _TABLE = {
-    ("sm", False, 64): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255)),
-    ("sm", False, 128): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (16, 32, 8)),
-    ("sm", True, 64): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 4, 255)),
-    ("sm", True, 128): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 4, 255)),
-    ("gfx", False, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4)),
-    ("gfx", False, 128): _extras((32, 32, 4), (16, 32, 4), (32, 32, 4), (16, 32, 4)),
-    ("gfx", True, 64): _extras((32, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4)),
-    ("gfx", True, 128): _extras((16, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4)),
+    ("sm", False, 64): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), window=64),
+    ("sm_80", False, 64): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (16, 32, 8, 255), window=64),
+    ("sm", False, 128): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (16, 32, 8), window=32),
+    ("sm_80", False, 128): _extras((32, 32, 8, 255), (32, 32, 8, 255), (32, 32, 8, 255), (16, 32, 8, 255), window=16),
+    ("sm", True, 64): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), window=16),
+    ("sm", True, 128): _extras((16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), (16, 32, 8, 255), window=16),
+    ("gfx", False, 64): _extras((32, 32, 4), (32, 32, 4), (32, 32, 4), (32, 32, 4), window=64),
+    ("gfx", False, 128): _extras((32, 32, 4), (16, 32, 4), (32, 32, 4), (16, 32, 4), window=32),
+    ("gfx", True, 64): _extras((32, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4), window=16),
+    ("gfx", True, 128): _extras((16, 32, 4), (16, 32, 4), (16, 32, 4), (16, 32, 4), window=16),
 }
 _SHORT = {
     # kind, tokens
@@ -189,9 +194,9 @@ def launch_config(
 
 
 @functools.cache
-def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_table: bool) -> LaunchConfig:
-    """`launch_config` of calls with a bias or, has_table, relative positions."""
-    kind, tables = kind_of(architecture), _TABLE if has_table else _BIAS
+def extras_config(head_dim: int, dtype: torch.dtype, architecture: str, has_tables: bool) -> LaunchConfig:
+    """`launch_config` of calls with a bias or, has_tables, relative positions."""
+    kind, tables = kind_of(architecture), _TABLE if has_tables else _BIAS
     is_fp32, columns = dtype == torch.float32, 64 if head_dim <= 64 else 128
     return tables.get((kind, is_fp32, columns)) or tables["gfx" if kind == "gfx" else "sm", is_fp32, columns]
 

@@ -40,7 +40,6 @@ from bert_fast.batch_invariance import ASKED
 from bert_fast.env import SETTINGS
 from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout import dropout_threshold
-from bert_fast.triton._attention import WIDTH_OF_FP32
 from bert_fast.triton._attention_bwd import (
     _attention_bwd_bias_kernel,
     _attention_bwd_dkdv_kernel,
@@ -50,6 +49,7 @@ from bert_fast.triton._attention_bwd import (
 )
 from bert_fast.triton._attention_fwd import _attention_fwd_kernel, _attention_fwd_short_kernel
 from bert_fast.triton._attention_tiles import (
+    LaunchConfig,
     Tile,
     block_d,
     extras_config,
@@ -62,7 +62,6 @@ from bert_fast.triton._launch import architecture, ceil_div, dropout_numbers, nu
 _MAX_INT32 = 2**31 - 1
 _PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
 _SEQUENCES = 128  # a batch's, usually
-_WIDTH = (64, 32)  # rows of the table's gradient to a program, for heads of up to 64 columns and wider ones
 
 
 def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
@@ -111,7 +110,7 @@ def attention_bwd(
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
-    return made | _extras_gradients(call.shared | arguments, config.gradients, call.num_sequences, extras)
+    return made | _extras_gradients(call.shared | arguments, config, call.num_sequences, extras)
 
 
 def _as_asked(dq: Tensor, dk: Tensor, dv: Tensor, dqkv: Tensor | None) -> dict[str, Tensor]:
@@ -138,7 +137,7 @@ class _Call:
         self.short = None
         has_dropout = dropout_threshold(a.dropout_p) > 0
         if a.has_extras:
-            self.config = extras_config(head_dim, dtype, chip, a.distance_table is not None)
+            self.config = extras_config(head_dim, dtype, chip, a.has_tables)
         else:
             self.config = launch_config(head_dim, dtype, chip, a.causal, has_dropout)
             if not ASKED.get():  # the longest sequence may have no say in how the others are summed up
@@ -163,11 +162,11 @@ class _Call:
 
     def _of_tiled(self, a: Attention) -> dict[str, Any]:
         """What the kernels for sequences of any length take beside the rest."""
-        table = a.distance_table
+        tables = a.relative_keys, a.relative_queries
+        keys, queries = (None if table is None else table.to(a.q.dtype).contiguous() for table in tables)
         return {
-            "order_ptr": a.sequence_order, "KEY_TERM": a.key_term,
-            "table_ptr": None if table is None else table.to(a.q.dtype).contiguous(),
-            "num_distances": 0 if table is None else len(table),
+            "order_ptr": a.sequence_order, "relative_keys_ptr": keys, "relative_queries_ptr": queries,
+            "num_distances": max(0 if table is None else len(table) for table in tables),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
             "HAS_PLAIN": self.config.has_plain and not a.has_extras and a.softmax_scale > 0.0,
             **_bias_arguments(a.bias),
@@ -225,27 +224,36 @@ def _bias_gradient(arguments: dict[str, Any], bias: Tensor, tile: Tile, num_sequ
     return dbias if num_shares == 1 else dbias.sum(0, keepdim=True).to(bias.dtype)
 
 
-def _table_gradient(arguments: dict[str, Any], distance_table: Tensor, tile: Tile, num_sequences: int) -> Tensor:
-    """The gradient of the table of relative positions."""
-    width = WIDTH_OF_FP32 if arguments["table_ptr"].dtype == torch.float32 else _WIDTH[arguments["BLOCK_D"] > 64]
-    num_windows = ceil_div(len(distance_table), width)
-    num_shares = _num_shares(num_windows, arguments["num_heads"] * num_sequences, distance_table.device)
-    partial = torch.empty((num_shares, *distance_table.shape), dtype=torch.float32, device=distance_table.device)
+def _table_gradients(
+    arguments: dict[str, Any], tables: dict[str, Tensor], config: LaunchConfig, num_sequences: int
+) -> dict[str, Tensor]:
+    """The gradients of tables of relative positions, given by name."""
+    (num_distances, num_heads, _), device = next(iter(tables.values())).shape, arguments["q_ptr"].device
+    num_windows = ceil_div(num_distances, config.window)
+    num_shares = _num_shares(num_windows * num_heads, num_sequences, device)
+    partial = {
+        name: torch.empty((num_shares, *table.shape), dtype=torch.float32, device=device)
+        for name, table in tables.items()
+    }
     arguments = arguments | {
-        "dtable_ptr": partial, "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows,
-        "WIDTH": width,
+        "dkeys_ptr": partial.get("relative_keys"), "dqueries_ptr": partial.get("relative_queries"),
+        "num_sequences": num_sequences, "num_shares": num_shares, "num_windows": num_windows,
+        "WIDTH": config.window,
     }  # fmt: skip
-    kernel_by_names(_attention_bwd_table_kernel, tile)((num_windows * num_shares,), arguments)
-    return partial.sum(0).to(distance_table.dtype)
+    kernel_by_names(_attention_bwd_table_kernel, config.gradients)((num_windows * num_heads * num_shares,), arguments)
+    return {name: sums.sum(0).to(tables[name].dtype) for name, sums in partial.items()}
 
 
 def _extras_gradients(
-    arguments: dict[str, Any], tile: Tile, num_sequences: int, extras: dict[str, Tensor]
+    arguments: dict[str, Any], config: LaunchConfig, num_sequences: int, extras: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Gradients of bias and distance_table, each in its tensor's shape and dtype, contiguous.
+    """Gradients of bias, relative_keys and relative_queries, each in its tensor's shape and dtype, contiguous.
 
-    arguments: of the tiled backward kernels, by name. tile: of the launch. extras: those of the two whose gradients
+    arguments: of the tiled backward kernels, by name. config: of the call. extras: those of the three whose gradients
     are wanted, by name.
     """
-    made = {"bias": _bias_gradient, "distance_table": _table_gradient}
-    return {name: made[name](arguments, x, tile, num_sequences) for name, x in extras.items()}
+    tables = {name: table for name, table in extras.items() if name != "bias"}
+    made = _table_gradients(arguments, tables, config, num_sequences) if tables else {}
+    if "bias" in extras:
+        made["bias"] = _bias_gradient(arguments, extras["bias"], config.gradients, num_sequences)
+    return made

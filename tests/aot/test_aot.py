@@ -123,7 +123,8 @@ def test_attention_covers_heads_regimes_and_features(names: dict[str, list[str]]
         for kernel in tiled:
             for rest in ("D=64 fp16", "D=64 fp32", "D=128 fp32", "D=64 bf16 causal", "D=64 bf16 bias"):
                 assert f"attention_{kernel} tiled {rest} {flag}" in found
-    assert {"attention_bwd_bias tiled D=64 bf16 bias", "attention_bwd_table tiled D=64 bf16 relative_key"} <= {*found}
+    tables = {f"attention_bwd_table tiled D=64 bf16 {feature}" for feature in ("relative_key", "disentangled")}
+    assert {"attention_bwd_bias tiled D=64 bf16 bias", *tables} <= {*found}
 
 
 def test_matrix_products_cover_tiles_and_epilogues(names: dict[str, list[str]]) -> None:
@@ -224,7 +225,7 @@ def test_a_kernel_that_was_measured_may_issue_longer_but_not_any_longer() -> Non
     ("name", "spilled", "may"),
     [
         ("attention_fwd tiled D=64 fp32 bias dropout sm_90", 24, True),
-        ("attention_bwd_table tiled D=64 fp32 relative_key_query sm_80", 500, True),
+        ("attention_bwd_table tiled D=64 fp32 disentangled sm_80", 500, True),
         ("attention_fwd tiled D=128 bf16 bias dropout sm_90", 8, False),
         ("attention_fwd tiled D=64 fp32 dropout sm_90", 8, False),
         ("attention_bwd_dkdv tiled D=64 bf16 dropout sm_90", 88, True),

@@ -22,7 +22,7 @@ from benchmarks.kit import crashes, programs
 from benchmarks.kit.results import read_lines
 from benchmarks.registry import family_names, kernel_cases
 from bert_fast.devices import assembler
-from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.attention import TABLES, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
 from tests.patience import PATIENCE_S
@@ -125,14 +125,14 @@ def test_dropout_is_held_against_the_cpus_bits(monkeypatch: pytest.MonkeyPatch) 
     assert checked["outcome"] == "red" and "dropout.y: worst error" in checked["error"]
 
 
-@pytest.mark.parametrize("relative", ["relative_key", "relative_key_query"])
+@pytest.mark.parametrize("relative", ["C", "P", "CP"])
 def test_attention_with_extras(relative: str) -> None:
     extras = AttentionCase((5, 0, 9), None, 2, 8, 0.1, bias="AQK", relative=relative)
     make = partial(attention.make_with_extras, extras, torch.float32)
     case = KernelCase("attention", "14x2x8", torch.float32, relative, make, Use.SMALL)
     checked = run(SmokeCase(case.name, lambda device: checks.check(case, device)), CPU, CompiledKernels())
     assert checked["outcome"] == "green", checked["error"]
-    names = ["out", "dq", "dk", "dv", "dbias", "ddistance_table"]
+    names = ["out", "dq", "dk", "dv", "dbias", *(f"d{TABLES[letter]}" for letter in relative)]
     assert [one["output"] for one in checked["outputs"]] == names
 
 

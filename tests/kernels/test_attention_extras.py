@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert_fast.testing.attention import AttentionCase
+from bert_fast.testing.attention import TABLES, AttentionCase
 from bert_fast.testing.traffic import traffic
 
 from .attention_grid import EXTRAS, arguments_of, check, heads_first, pairwise, run
@@ -19,7 +19,7 @@ pytestmark = [
 
 DTYPES = [torch.float32, torch.float16]
 FORMS = ["".join(letters) for size in range(5) for letters in itertools.combinations("BAQK", size)]
-RELATIVE = ["relative_key", "relative_key_query"]
+RELATIVE = ["C", "P", "CP"]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_bias_that_removes_keys(kernels, form: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("features", pairwise(
     lengths=[((7, 0, 35), None), ((33, 4, 0), (5, 40, 3)), ((2, 34), (34, 2))],
     dtype=DTYPES, dropout_p=[0.0, 0.1, 1.0], causal=[False, True], holes=[False, True], cached=[False, True],
-    bias=[None, "BAQK", "K"], relative=["absolute", *RELATIVE], head_dim=[16, 24],
+    bias=[None, "BAQK", "K"], relative=["", *RELATIVE], head_dim=[16, 24],
 ), ids=lambda features: "-".join(str(value).replace(" ", "") for value in features.values()))  # fmt: skip
 def test_pairs_of_features(kernels, features: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     others = {name: value for name, value in features.items() if name not in ("lengths", "dtype")}
@@ -85,7 +85,7 @@ def test_many_sequences(kernels) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("offset", [1, 100])
 def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[no-untyped-def]
     """As padding on the left makes them; the bias reaches farther than any token."""
-    case = AttentionCase((5, 36), head_dim=16, bias="QK", relative="C", causal=True)
+    case = AttentionCase((5, 36), head_dim=16, bias="QK", relative="CP", causal=True)
     inputs = case.inputs(torch.float32)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     size, reach = 36, slice(offset, offset + 36)
@@ -93,7 +93,7 @@ def test_positions_far_from_zero(kernels, offset: int) -> None:  # type: ignore[
     a = arguments_of(case, inputs | {"bias": moved})
     coords = a.coords_q + torch.tensor([0, offset]).int()
     results = run(kernels, a._replace(coords_q=coords, coords_k=coords), inputs["dout"])
-    for name in ("out", "lse", "dq", "dk", "dv", "ddistance_table"):
+    for name in ("out", "lse", "dq", "dk", "dv", "drelative_keys", "drelative_queries"):
         torch.testing.assert_close(results[name], expected[name])
     assert expected["dbias"].shape[2:] == (size, size)
     torch.testing.assert_close(results["dbias"][:, :, reach, reach], expected["dbias"])
@@ -133,7 +133,8 @@ def test_nothing_is_read_past_the_end(kernels, missing: str) -> None:  # type: i
     strides = torch.empty(shape[missing]).stride()
     # A size of 1 would be broadcast: stride and size as if there were a second row.
     inputs["bias"] = memory[:size].as_strided(shape[missing], strides)
-    inputs["distance_table"] = torch.full((400, 16), torch.nan)[100:111].fill_(1.0)
+    for name in TABLES.values():
+        inputs[name] = torch.full((400, 2, 16), torch.nan)[100:111].fill_(1.0)
     results = run(kernels, arguments_of(case, inputs), inputs["dout"])
     assert all(torch.isfinite(result).all() for result in results.values())
 
@@ -152,34 +153,61 @@ def test_relative_positions(kernels, relative: str, dtype: torch.dtype, holes: b
 @pytest.mark.parametrize("relative", RELATIVE)
 @pytest.mark.parametrize("causal", [False, True])
 def test_relative_positions_with_wide_holes(kernels, relative: str, causal: bool) -> None:  # type: ignore[no-untyped-def]
-    """Every ninth position: a tile spans several windows. As without holes, with every ninth row of the table."""
+    """Every ninth position: a tile spans several windows. As without holes, with every ninth row of the tables."""
     case = AttentionCase((20, 5), num_heads=1, head_dim=16, relative=relative, causal=causal)
     inputs = case.inputs(torch.float32)
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
-    table = torch.full((9 * len(inputs["distance_table"]), 16), 7.0)[:-8]
-    table[::9] = inputs["distance_table"]
-    a = arguments_of(case, inputs | {"distance_table": table})
+    names = [TABLES[letter] for letter in relative]
+    sparse = {name: torch.full((9 * len(inputs[name]), 1, 16), 7.0)[:-8] for name in names}
+    for name, table in sparse.items():
+        table[::9] = inputs[name]
+    a = arguments_of(case, inputs | sparse)
     coords = a.coords_q * torch.tensor([1, 9]).int()
     results = run(kernels, a._replace(coords_q=coords, coords_k=coords), inputs["dout"])
-    gradient = results.pop("ddistance_table")
-    results["ddistance_table"] = gradient[::9].clone()
+    for name in names:
+        gradient = results.pop(f"d{name}")
+        results[f"d{name}"] = gradient[::9].clone()
+        gradient[::9] = 0.0
+        assert not gradient.any(), "no two tokens are at these distances"
     for name, result in results.items():
         torch.testing.assert_close(result, expected[name])
-    gradient[::9] = 0.0
-    assert not gradient.any(), "no two tokens are at these distances"
 
 
 @pytest.mark.parametrize("relative", RELATIVE)
 def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ignore[no-untyped-def]
-    """As under autocast; its gradient keeps its dtype. The table is rounded to the dtype of q."""
+    """As under autocast; gradients keep their dtype. Tables are rounded to the dtype of q."""
     case = AttentionCase((34, 5), head_dim=16, relative=relative)
     inputs = case.inputs(torch.float16)
     a = arguments_of(case, inputs)
     rounded = run(kernels, a, inputs["dout"])
-    results = run(kernels, a._replace(distance_table=a.distance_table.float()), inputs["dout"])
-    assert results["ddistance_table"].dtype == torch.float32
-    assert torch.equal(results["ddistance_table"].half(), rounded["ddistance_table"])
-    assert torch.equal(results["dq"], rounded["dq"])
+    names = [TABLES[letter] for letter in relative]
+    results = run(kernels, a._replace(**{name: getattr(a, name).float() for name in names}), inputs["dout"])
+    for name in names:
+        assert results[f"d{name}"].dtype == torch.float32
+        assert torch.equal(results[f"d{name}"].half(), rounded[f"d{name}"])
+    assert torch.equal(results["dq"], rounded["dq"]) and torch.equal(results["dk"], rounded["dk"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tables_of_any_strides(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """Expanded over heads, as one table of all heads is, and heads that stand first: the same bits as written out."""
+    case = AttentionCase((34, 5), num_heads=3, head_dim=16, relative="CP")
+    inputs = case.inputs(dtype)
+    expanded = inputs["relative_keys"][:, :1].expand(-1, 3, -1)
+    moved = inputs["relative_queries"].transpose(0, 1).contiguous().transpose(0, 1)
+    written = inputs | {"relative_keys": expanded.clone()}
+    expected = check(kernels, case, dtype, written)
+    results = run(
+        kernels, arguments_of(case, inputs | {"relative_keys": expanded, "relative_queries": moved}), inputs["dout"]
+    )
+    assert all(torch.equal(results[name], expected[name]) for name in expected if name != "lse")
+
+
+@pytest.mark.parametrize("num_shares", [1, 2, 5])
+def test_gradients_of_tables_in_shares(kernels, monkeypatch: pytest.MonkeyPatch, num_shares: int) -> None:  # type: ignore[no-untyped-def]
+    """However many programs sequences are dealt out to, more than there are sequences too."""
+    monkeypatch.setattr(kernels, "_num_shares", lambda *given: num_shares)
+    check(kernels, AttentionCase((9, 0, 34, 3), head_dim=16, relative="CP", holes=True), torch.float32)
 
 
 # Order, repetition, nothing
@@ -187,7 +215,7 @@ def test_table_in_fp32_beside_fp16(kernels, relative: str) -> None:  # type: ign
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_runs_repeat_and_the_order_of_sequences_changes_no_bit(kernels, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", relative=RELATIVE[1], dropout_p=0.1)
+    case = AttentionCase((7, 33, 0, 5), head_dim=16, bias="AQK", relative="CP", dropout_p=0.1)
     inputs = case.inputs(dtype)
     a = arguments_of(case, inputs)
     first = run(kernels, a, inputs["dout"])
@@ -204,13 +232,15 @@ def test_nothing_to_attend_to_or_with(kernels, lengths: Any) -> None:  # type: i
 
 
 def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-untyped-def]
-    case = AttentionCase((5,), head_dim=16, bias="A", relative="C")
+    case = AttentionCase((5,), head_dim=16, bias="A", relative="CP")
     inputs = case.inputs(torch.float32)
     a = arguments_of(case, inputs)
     out, lse = kernels.attention_fwd(a)
+    every = kernels.attention_bwd(a, inputs["dout"], out, lse, set(EXTRAS))
     for wanted in EXTRAS:
         made = kernels.attention_bwd(a, inputs["dout"], out, lse, {wanted})
         assert made.keys() == {"q", "k", "v", wanted}
+        assert all(torch.equal(made[name], every[name]) for name in made)
 
 
 def test_a_bias_is_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped-def]

@@ -132,6 +132,17 @@ def test_what_backward_computes_again_counts() -> None:
     assert again == (kept[0], kept[1] + 2 * product)
 
 
+@pytest.mark.parametrize("names", [{"relative_keys"}, {"relative_queries"}, {"relative_keys", "relative_queries"}])
+def test_every_table_of_relative_positions_is_one_more_product(names: set[str]) -> None:
+    def function(qkv: Tensor, *tables: Tensor) -> Tensor:
+        given = dict(zip(sorted(names), tables, strict=True))
+        return ops.attention_qkv(qkv, cu_seqlens=CU_SEQLENS, max_seqlen=5, **given)
+
+    qkv, *tables = torch.randn(T, 3, HEADS, DIM), *torch.randn(len(names), 9, HEADS, DIM)
+    made, without = counted(function, [qkv, *tables]), counted(CASES["attention_qkv"][0], [qkv])
+    assert made == tuple(count * (2 + len(names)) // 2 for count in without)
+
+
 def test_lengths_without_values_count_as_the_longest() -> None:
     with FakeTensorMode() as mode, FlopCounterMode(display=False) as counter:
         qkv, cu_seqlens = mode.from_tensor(torch.empty(T, 3, HEADS, DIM)), mode.from_tensor(CU_SEQLENS)
