@@ -79,13 +79,13 @@ void attention_forward(Packed<const float> q, Packed<const float> k, Packed<cons
   require_address("lse", lse, shape.num_q_tokens);
   Work work(shape, spec, num_threads);
   const BiasPlaces places(shape);
-  const PositionTables tables(kernel, shape, work.sequences(), num_threads);
+  const PositionTables tables(shape, work.sequences());
   const int64_t block_rows = tables.exist() ? kRelativeRows : kForwardRows;
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     BiasRows bias(shape.bias, places, work.max_keys());
-    RelativeScores relative(kernel, tables, d, block_rows);
+    RelativeScores relative(kernel, tables, d, block_rows, false);
     const Scratch k_transposed(d_width * max_stride), v_rows(d_width * max_width);
     const ScoreBlock scores(block_rows, max_width, tables.exist());
     ResultRows out_rows(out, d, block_rows);
@@ -151,7 +151,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   }
   Work work(shape, spec, num_threads);
   const BiasPlaces places(shape);
-  const PositionTables tables(kernel, shape, work.sequences(), num_threads);
+  const PositionTables tables(shape, work.sequences());
   const int64_t max_width = padded(work.max_keys()), max_stride = row_stride(max_width);
   std::optional<PieceTotals> of_bias;
   if (gradients.dbias != nullptr) {
@@ -166,7 +166,7 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
     BiasRows bias(shape.bias, places, work.max_keys());
     const Scratch k_transposed(d_width * max_stride), v_transposed(d_width * max_stride), k_rows(d_width * max_width);
     const Scratch q_rows(d_width * kBackwardRows), dout_rows(d_width * kBackwardRows);
-    RelativeScores relative(kernel, tables, d, kBackwardRows);
+    RelativeScores relative(kernel, tables, d, kBackwardRows, true);
     const ScoreBlock probs(kBackwardRows, max_width, tables.exist()), dscores(kBackwardRows, max_width, tables.exist());
     ResultRows dq(gradients.dq, d, kBackwardRows), dk(gradients.dk, d, max_width), dv(gradients.dv, d, max_width);
     const auto visit = [&](const Sequence& sequence, int64_t head, bool has_next_head, float* dbias,

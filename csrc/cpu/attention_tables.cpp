@@ -19,10 +19,6 @@ static_assert(2 * (kQueryRows - 1) + kMatmulColumns <= ScoreBlock::kBetween);
 // Beyond the last offset: windows are read in whole vectors.
 constexpr int64_t kColumnsBeyond = 2 * kMatmulColumns;
 
-struct Range {
-  int64_t lowest, highest;
-};
-
 Range range_of(const int32_t* positions, int64_t count) {
   int32_t lowest = positions[0], highest = positions[0];
   for (int64_t i = 1; i < count; ++i) {
@@ -47,45 +43,27 @@ std::vector<int32_t> positions_of(Coords coords, int64_t num_tokens) {
 
 }  // namespace
 
-OffsetVectors::OffsetVectors(const Kernels& kernel, const float* first, int64_t step, int64_t head_stride,
-                             int64_t num_offsets, int64_t num_heads, int64_t head_dim, int num_threads)
-    : is_shared_(head_stride == 0),
+OffsetVectors::OffsetVectors(int64_t max_offsets, int64_t head_dim, bool has_rows)
+    : d_(head_dim),
       width_(padded(head_dim)),
-      stride_(row_stride(padded(num_offsets + kColumnsBeyond))),
-      rows_size_(num_offsets * width_),
-      columns_size_(width_ * stride_),
-      rows_((is_shared_ ? 1 : num_heads) * rows_size_),
-      columns_((is_shared_ ? 1 : num_heads) * columns_size_) {
-  const int64_t count = is_shared_ ? 1 : num_heads, end = padded(num_offsets);
-  split_range(count, useful_threads(count * rows_size_, num_threads), [&](int64_t begin_head, int64_t end_head) {
-    for (int64_t head = begin_head; head < end_head; ++head) {
-      float* of_head = rows_.get() + head * rows_size_;
-      gather_rows(of_head, first + head * head_stride, step, num_offsets, head_dim);
-      float* turned = columns_.get() + head * columns_size_;
-      kernel.transpose(turned, stride_, of_head, width_, num_offsets, width_);
-      for (int64_t c = 0; c < width_; ++c) std::fill(turned + c * stride_ + end, turned + (c + 1) * stride_, 0.0f);
-    }
-  });
+      stride_(row_stride(padded(max_offsets + kColumnsBeyond))),
+      has_rows_(has_rows || width_ != d_),
+      columns_(width_ * stride_),
+      rows_(has_rows_ ? max_offsets * width_ : 0) {}
+
+void OffsetVectors::lay_out(const Kernels& kernel, const float* first, int64_t step, int64_t num_offsets) {
+  if (first == first_ && num_offsets == num_offsets_) return;
+  first_ = first;
+  num_offsets_ = num_offsets;
+  if (has_rows_) gather_rows(rows_.get(), first, step, num_offsets, d_);
+  kernel.transpose(columns_.get(), stride_, has_rows_ ? rows_.get() : first, has_rows_ ? width_ : step, num_offsets,
+                   width_);
+  const int64_t end = padded(num_offsets);
+  for (int64_t c = 0; c < width_; ++c) std::fill_n(columns_.get() + c * stride_ + end, kColumnsBeyond, 0.0f);
 }
 
-PositionTables::PositionTables(const Kernels& kernel, const AttentionShape& shape,
-                               const std::vector<Sequence>& sequences, int num_threads) {
-  const RelativeTable &keys = shape.relative_keys, &queries = shape.relative_queries;
-  if (keys.data == nullptr && queries.data == nullptr) return;
-  find_reach(shape, sequences);
-  const int64_t middle = (shape.num_distances - 1) / 2, count = num_offsets();
-  if (count == 0) return;
-  if (keys.data != nullptr) {  // offsets are distances with their signs turned
-    keys_.emplace(kernel, keys.data + (middle + highest_) * keys.row_stride, -keys.row_stride, keys.head_stride, count,
-                  shape.num_heads, shape.head_dim, num_threads);
-  }
-  if (queries.data != nullptr) {
-    queries_.emplace(kernel, queries.data + (middle + lowest_) * queries.row_stride, queries.row_stride,
-                     queries.head_stride, count, shape.num_heads, shape.head_dim, num_threads);
-  }
-}
-
-void PositionTables::find_reach(const AttentionShape& shape, const std::vector<Sequence>& sequences) {
+PositionTables::PositionTables(const AttentionShape& shape, const std::vector<Sequence>& sequences) : shape_(shape) {
+  if (keys().data == nullptr && queries().data == nullptr) return;
   if (shape.num_distances < 1 || shape.num_distances % 2 == 0) {
     throw std::invalid_argument("relative_keys, relative_queries: expected an odd number of rows (2M - 1), got " +
                                 std::to_string(shape.num_distances));
@@ -97,22 +75,24 @@ void PositionTables::find_reach(const AttentionShape& shape, const std::vector<S
   }
   positions_q_ = positions_of(shape.coords_q, shape.num_q_tokens);
   positions_k_ = positions_of(shape.coords_k, shape.num_k_tokens);
-  const int64_t farthest = (shape.num_distances - 1) / 2;
   for (const Sequence& sequence : sequences) {
     if (sequence.num_q == 0 || sequence.num_k == 0) continue;
-    const Range q = range_of(queries_at(sequence.first_q), sequence.num_q);
-    const Range k = range_of(keys_at(sequence.first_k), sequence.num_k);
-    const int64_t lowest = q.lowest - k.highest, highest = q.highest - k.lowest;
-    if (-lowest > farthest || highest > farthest) {
+    const Range reach = reach_of(sequence);
+    if (-reach.lowest > middle() || reach.highest > middle()) {
       throw std::invalid_argument("coords_q, coords_k: expected queries and keys of a sequence at most " +
-                                  std::to_string(farthest) +
+                                  std::to_string(middle()) +
                                   " positions apart (tables of 2M - 1 = " + std::to_string(shape.num_distances) +
-                                  " rows), got " + std::to_string(std::max(-lowest, highest)));
+                                  " rows), got " + std::to_string(std::max(-reach.lowest, reach.highest)));
     }
-    const bool is_first = highest_ < lowest_;
-    lowest_ = is_first ? lowest : std::min(lowest_, lowest);
-    highest_ = is_first ? highest : std::max(highest_, highest);
+    reach_ = exist() ? Range{std::min(reach_.lowest, reach.lowest), std::max(reach_.highest, reach.highest)} : reach;
+    max_distances_ = std::max(max_distances_, reach.size());
   }
+}
+
+Range PositionTables::reach_of(const Sequence& sequence) const {
+  const Range q = range_of(queries_at(sequence.first_q), sequence.num_q);
+  const Range k = range_of(keys_at(sequence.first_k), sequence.num_k);
+  return {q.lowest - k.highest, q.highest - k.lowest};
 }
 
 void ScoreBlock::clear_room(int64_t num_rows, int64_t width) const {
@@ -122,20 +102,44 @@ void ScoreBlock::clear_room(int64_t num_rows, int64_t width) const {
   for (int64_t i = 0; i < num_rows; ++i, row += step) std::fill(row + width, row + step, 0.0f);
 }
 
-RelativeScores::RelativeScores(const Kernels& kernel, const PositionTables& tables, int64_t head_dim, int64_t max_rows)
+RelativeScores::RelativeScores(const Kernels& kernel, const PositionTables& tables, int64_t head_dim, int64_t max_rows,
+                               bool is_backward)
     : kernel_(kernel),
       tables_(tables),
       d_(head_dim),
       d_width_(padded(head_dim)),
-      turned_(tables.queries() ? kKeyRows : 0, padded(max_rows), true) {}
+      turned_(tables.exist() ? kKeyRows : 0, padded(max_rows), true) {
+  if (!tables.exist()) return;
+  for (const bool is_of_queries : {true, false}) {
+    if ((is_of_queries ? tables.keys() : tables.queries()).data == nullptr) continue;
+    (is_of_queries ? of_queries_ : of_keys_).emplace(Term{{tables.max_distances(), d_, is_backward}});
+  }
+}
 
 void RelativeScores::start(const Sequence& sequence, int64_t head, const TableGradients& gradients) {
-  if (!tables_.exist()) return;
+  if (!tables_.exist() || sequence.num_q == 0 || sequence.num_k == 0) return;
   queries_ = tables_.queries_at(sequence.first_q);
   keys_ = tables_.keys_at(sequence.first_k);
   are_neighbours_ = follow_one_another(queries_, sequence.num_q) && follow_one_another(keys_, sequence.num_k);
-  head_ = head;
-  gradients_ = gradients;
+  const Range all = tables_.reach(), reach = tables_.reach_of(sequence);
+  if (of_queries_) {  // offsets are distances with their signs turned
+    const RelativeTable& table = tables_.keys();
+    of_queries_->vectors.lay_out(
+        kernel_, table.data + head * table.head_stride + (tables_.middle() + reach.highest) * table.row_stride,
+        -table.row_stride, reach.size());
+    of_queries_->lowest = -reach.highest;
+    of_queries_->lowest_gradient = -all.highest;
+    of_queries_->gradients = gradients.keys;
+  }
+  if (of_keys_) {
+    const RelativeTable& table = tables_.queries();
+    of_keys_->vectors.lay_out(
+        kernel_, table.data + head * table.head_stride + (tables_.middle() + reach.lowest) * table.row_stride,
+        table.row_stride, reach.size());
+    of_keys_->lowest = reach.lowest;
+    of_keys_->lowest_gradient = all.lowest;
+    of_keys_->gradients = gradients.queries;
+  }
 }
 
 bool RelativeScores::put(const RelativeBlock& block, const ScoreBlock& scores) {
@@ -143,21 +147,21 @@ bool RelativeScores::put(const RelativeBlock& block, const ScoreBlock& scores) {
   if (block.num_k == 0) return true;
   const int64_t m = block.num_q, width = padded(block.num_k), stride = scores.stride(width);
   const Tokens queries{queries_ + block.first_q, m}, keys{keys_, block.num_k};
-  if (tables_.queries()) {
+  if (of_keys_) {
     const int64_t turned_width = padded(m), turned_stride = turned_.stride(turned_width);
     for (int64_t key = 0; key < block.num_k; key += kKeyRows) {
       const Tokens rows{keys_ + key, std::min(kKeyRows, block.num_k - key)};
-      multiply(*tables_.queries(), tables_.lowest_distance(), block.k + key * block.k_stride, block.k_stride, rows,
-               queries, turned_.get(), turned_stride, false);
+      multiply(*of_keys_, block.k + key * block.k_stride, block.k_stride, rows, queries, turned_.get(), turned_stride,
+               false);
       kernel_.transpose(scores.get() + key, stride, turned_.get(), turned_stride, rows.count, turned_width);
     }
-    if (tables_.keys()) scores.clear_room(m, width);
+    if (of_queries_) scores.clear_room(m, width);
   }
-  if (tables_.keys()) {
+  if (of_queries_) {
     for (int64_t row = 0; row < m; row += kQueryRows) {
       const Tokens rows{queries.positions + row, std::min(kQueryRows, m - row)};
-      multiply(*tables_.keys(), -tables_.highest_distance(), block.q + row * block.q_stride, block.q_stride, rows, keys,
-               scores.get() + row * stride, stride, tables_.queries().has_value());
+      multiply(*of_queries_, block.q + row * block.q_stride, block.q_stride, rows, keys, scores.get() + row * stride,
+               stride, of_keys_.has_value());
     }
   }
   return true;
@@ -168,22 +172,22 @@ void RelativeScores::add_gradients(const RelativeBlock& block, const ScoreBlock&
   if (!tables_.exist() || block.num_k == 0) return;
   const int64_t m = block.num_q, width = padded(block.num_k), stride = dscores.stride(width);
   const Tokens queries{queries_ + block.first_q, m}, keys{keys_, block.num_k};
-  if (tables_.keys()) {
+  if (of_queries_) {
     dscores.clear_room(m, width);
     for (int64_t row = 0; row < m; row += kQueryRows) {
       const Tokens rows{queries.positions + row, std::min(kQueryRows, m - row)};
-      multiply_back(*tables_.keys(), -tables_.highest_distance(), block.q + row * d_width_, rows, keys,
-                    dscores.get() + row * stride, stride, dq + row * dq_stride, dq_stride, gradients_.keys);
+      multiply_back(*of_queries_, block.q + row * d_width_, rows, keys, dscores.get() + row * stride, stride,
+                    dq + row * dq_stride, dq_stride);
     }
   }
-  if (tables_.queries()) {
+  if (of_keys_) {
     const int64_t turned_width = padded(m), turned_stride = turned_.stride(turned_width);
     for (int64_t key = 0; key < block.num_k; key += kKeyRows) {
       const Tokens rows{keys_ + key, std::min(kKeyRows, block.num_k - key)};
       kernel_.transpose(turned_.get(), turned_stride, dscores.get() + key, stride, m, kKeyRows);
       turned_.clear_room(rows.count, turned_width);
-      multiply_back(*tables_.queries(), tables_.lowest_distance(), block.k + key * d_width_, rows, queries,
-                    turned_.get(), turned_stride, dk + key * dk_stride, dk_stride, gradients_.queries);
+      multiply_back(*of_keys_, block.k + key * d_width_, rows, queries, turned_.get(), turned_stride,
+                    dk + key * dk_stride, dk_stride);
     }
   }
 }
@@ -197,12 +201,12 @@ RelativeScores::Product RelativeScores::product_of(Tokens rows, Tokens others, f
   return {first, count, product_.data(), width};
 }
 
-void RelativeScores::multiply(const OffsetVectors& vectors, int64_t lowest, const float* x, int64_t x_stride,
-                              Tokens rows, Tokens others, float* scores, int64_t stride, bool accumulate) {
+void RelativeScores::multiply(const Term& term, const float* x, int64_t x_stride, Tokens rows, Tokens others,
+                              float* scores, int64_t stride, bool accumulate) {
   const Product product = product_of(rows, others, scores, stride);
   kernel_.matmul({rows.count, padded(product.num_offsets), d_, x, x_stride, 1,
-                  vectors.columns(head_, product.first_offset - lowest), vectors.stride(), product.data, product.stride,
-                  accumulate && are_neighbours_});
+                  term.vectors.columns(product.first_offset - term.lowest), term.vectors.stride(), product.data,
+                  product.stride, accumulate && are_neighbours_});
   if (are_neighbours_) return;
   for (int64_t i = 0; i < rows.count; ++i) {
     const float* found = product.data + i * product.stride;
@@ -214,9 +218,8 @@ void RelativeScores::multiply(const OffsetVectors& vectors, int64_t lowest, cons
   }
 }
 
-void RelativeScores::multiply_back(const OffsetVectors& vectors, int64_t lowest, const float* x, Tokens rows,
-                                   Tokens others, float* dscores, int64_t stride, float* dx, int64_t dx_stride,
-                                   float* dvectors) {
+void RelativeScores::multiply_back(const Term& term, const float* x, Tokens rows, Tokens others, float* dscores,
+                                   int64_t stride, float* dx, int64_t dx_stride) {
   const Product product = product_of(rows, others, dscores, stride);
   if (!are_neighbours_) {
     std::fill_n(product.data, rows.count * product.stride, 0.0f);
@@ -226,12 +229,12 @@ void RelativeScores::multiply_back(const OffsetVectors& vectors, int64_t lowest,
       for (int64_t j = 0; j < others.count; ++j) found[others.positions[j] - first] += dscores[i * stride + j];
     }
   }
-  const int64_t offset = product.first_offset - lowest;
   kernel_.matmul({rows.count, d_width_, product.num_offsets, product.data, product.stride, 1,
-                  vectors.rows(head_, offset), d_width_, dx, dx_stride, true});
-  if (dvectors == nullptr) return;
-  kernel_.matmul({product.num_offsets, d_width_, rows.count, product.data, 1, product.stride, x, d_width_,
-                  dvectors + offset * d_width_, d_width_, true});
+                  term.vectors.rows(product.first_offset - term.lowest), d_width_, dx, dx_stride, true});
+  if (term.gradients == nullptr) return;
+  float* gradients = term.gradients + (product.first_offset - term.lowest_gradient) * d_width_;
+  kernel_.matmul({product.num_offsets, d_width_, rows.count, product.data, 1, product.stride, x, d_width_, gradients,
+                  d_width_, true});
 }
 
 namespace {
@@ -255,7 +258,7 @@ TableTotals::TableTotals(const AttentionShape& shape, const PositionTables& tabl
       num_distances_(shape.num_distances),
       dkeys_(gradients.drelative_keys),
       dqueries_(gradients.drelative_queries),
-      table_size_(tables.num_offsets() * padded(d_)),
+      table_size_(tables.reach().size() * padded(d_)),
       block_size_(((dkeys_ != nullptr) + (dqueries_ != nullptr)) * table_size_),
       blocks_(num_heads_ * block_size_),
       totals_(pieces_by_head(sequences, num_heads_), num_heads_, block_size_, blocks_.get(), num_threads) {}
@@ -270,16 +273,16 @@ void TableTotals::finish(int num_threads) const {
 
 void TableTotals::write(float* gradient, const float* blocks, bool is_of_keys, int num_threads) const {
   const int64_t width = padded(d_), middle = (num_distances_ - 1) / 2, row_size = num_heads_ * d_;
-  const int64_t lowest = tables_.lowest_distance(), highest = tables_.highest_distance();
+  const Range reach = tables_.reach();
   split_range(num_distances_, useful_threads(num_distances_ * row_size, num_threads), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t distance = row - middle;
       float* of_heads = gradient + row * row_size;
-      if (distance < lowest || distance > highest) {
+      if (distance < reach.lowest || distance > reach.highest) {
         std::fill_n(of_heads, row_size, 0.0f);
         continue;
       }
-      const int64_t offset = is_of_keys ? highest - distance : distance - lowest;
+      const int64_t offset = is_of_keys ? reach.highest - distance : distance - reach.lowest;
       for (int64_t head = 0; head < num_heads_; ++head) {
         std::copy_n(blocks + head * block_size_ + offset * width, d_, of_heads + head * d_);
       }

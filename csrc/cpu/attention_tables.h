@@ -27,57 +27,61 @@
 
 namespace bert_fast::cpu {
 
-// The vectors of one table that a call can reach, by head, in the order of the offset: columns for forward, rows for
-// backward.
+// The vectors of one table and head that a sequence can reach, in the order of the offset: as columns for scores, as
+// rows for gradients.
 class OffsetVectors {
  public:
-  // first: the vector of the lowest offset, head 0; step: floats from one offset's vector to the next's.
-  OffsetVectors(const Kernels& kernel, const float* first, int64_t step, int64_t head_stride, int64_t num_offsets,
-                int64_t num_heads, int64_t head_dim, int num_threads);
+  OffsetVectors(int64_t max_offsets, int64_t head_dim, bool has_rows);
 
-  // [head_dim, ...] from this offset on, rows `stride` floats apart; 32 floats more than there are may be read.
-  const float* columns(int64_t head, int64_t offset) const {
-    return columns_.get() + place(head) * columns_size_ + offset;
-  }
+  // first: the vector of the lowest offset; step: floats from one offset's vector to the next's. Where it is given what
+  // it holds already, nothing is done.
+  void lay_out(const Kernels& kernel, const float* first, int64_t step, int64_t num_offsets);
+
+  // [head_dim, ...] from this offset on, rows `stride` floats apart; up to 32 floats more than there are may be read.
+  const float* columns(int64_t offset) const { return columns_.get() + offset; }
   int64_t stride() const { return stride_; }
   // [..., padded(head_dim)] from this offset on.
-  const float* rows(int64_t head, int64_t offset) const {
-    return rows_.get() + place(head) * rows_size_ + offset * width_;
-  }
+  const float* rows(int64_t offset) const { return rows_.get() + offset * width_; }
 
  private:
-  int64_t place(int64_t head) const { return is_shared_ ? 0 : head; }
-
-  bool is_shared_;  // by all heads
-  int64_t width_, stride_, rows_size_, columns_size_;
-  Scratch rows_, columns_;
+  int64_t d_, width_, stride_;
+  bool has_rows_;
+  Scratch columns_, rows_;  // rows where they are wanted, or do not fill whole vectors
+  const float* first_ = nullptr;
+  int64_t num_offsets_ = 0;
 };
 
-// What threads share: the positions of a call's tokens, read once, so that they may lie where somebody else writes, and
-// the tables laid out.
+struct Range {
+  int64_t lowest, highest;
+  int64_t size() const { return highest - lowest + 1; }
+};
+
+// What threads share: the tables, and the positions of a call's tokens, read once, so that they may lie where somebody
+// else writes.
 class PositionTables {
  public:
   // Throws std::invalid_argument where a table has no row for a distance or an address is missing; without tables
-  // nothing is read.
-  PositionTables(const Kernels& kernel, const AttentionShape& shape, const std::vector<Sequence>& sequences,
-                 int num_threads);
+  // nothing is read. shape must live as long.
+  PositionTables(const AttentionShape& shape, const std::vector<Sequence>& sequences);
 
-  bool exist() const { return keys_.has_value() || queries_.has_value(); }
-  const std::optional<OffsetVectors>& keys() const { return keys_; }
-  const std::optional<OffsetVectors>& queries() const { return queries_; }
-  int64_t num_offsets() const { return highest_ - lowest_ + 1; }
-  // Distances: position of the query - position of the key.
-  int64_t lowest_distance() const { return lowest_; }
-  int64_t highest_distance() const { return highest_; }
+  // Whether there are tables, and distances to look up.
+  bool exist() const { return reach_.size() > 0; }
+  const RelativeTable& keys() const { return shape_.relative_keys; }
+  const RelativeTable& queries() const { return shape_.relative_queries; }
+  // The row of distance 0.
+  int64_t middle() const { return (shape_.num_distances - 1) / 2; }
+  // Distances of all sequences, of one, and how many one has at most.
+  Range reach() const { return reach_; }
+  Range reach_of(const Sequence& sequence) const;
+  int64_t max_distances() const { return max_distances_; }
   const int32_t* queries_at(int64_t token) const { return positions_q_.data() + token; }
   const int32_t* keys_at(int64_t token) const { return positions_k_.data() + token; }
 
  private:
-  void find_reach(const AttentionShape& shape, const std::vector<Sequence>& sequences);
-
+  const AttentionShape& shape_;
   std::vector<int32_t> positions_q_, positions_k_;
-  int64_t lowest_ = 0, highest_ = -1;
-  std::optional<OffsetVectors> keys_, queries_;
+  Range reach_{0, -1};
+  int64_t max_distances_ = 0;
 };
 
 // A block of scores with room before and between its rows, where products reach over them.
@@ -118,7 +122,8 @@ struct RelativeBlock {
 class RelativeScores {
  public:
   // tables must live as long.
-  RelativeScores(const Kernels& kernel, const PositionTables& tables, int64_t head_dim, int64_t max_rows);
+  RelativeScores(const Kernels& kernel, const PositionTables& tables, int64_t head_dim, int64_t max_rows,
+                 bool is_backward);
 
   void start(const Sequence& sequence, int64_t head, const TableGradients& gradients = {});
 
@@ -143,21 +148,27 @@ class RelativeScores {
     int64_t stride;
   };
 
+  // A table, its vectors laid out from `lowest` on, and their gradients from `lowest_gradient` on.
+  struct Term {
+    OffsetVectors vectors;
+    int64_t lowest = 0, lowest_gradient = 0;
+    float* gradients = nullptr;
+  };
+
   Product product_of(Tokens rows, Tokens others, float* scores, int64_t stride);
-  void multiply(const OffsetVectors& vectors, int64_t lowest, const float* x, int64_t x_stride, Tokens rows,
-                Tokens others, float* scores, int64_t stride, bool accumulate);
-  void multiply_back(const OffsetVectors& vectors, int64_t lowest, const float* x, Tokens rows, Tokens others,
-                     float* dscores, int64_t stride, float* dx, int64_t dx_stride, float* dvectors);
+  void multiply(const Term& term, const float* x, int64_t x_stride, Tokens rows, Tokens others, float* scores,
+                int64_t stride, bool accumulate);
+  void multiply_back(const Term& term, const float* x, Tokens rows, Tokens others, float* dscores, int64_t stride,
+                     float* dx, int64_t dx_stride);
 
   const Kernels& kernel_;
   const PositionTables& tables_;
   int64_t d_, d_width_;
-  ScoreBlock turned_;  // scores of a few keys, [keys, queries]
+  std::optional<Term> of_queries_, of_keys_;  // queries' products with relative_keys, and the other way round
+  ScoreBlock turned_;                         // scores of a few keys, [keys, queries]
   std::vector<float> product_;
   const int32_t *queries_ = nullptr, *keys_ = nullptr;
   bool are_neighbours_ = true;
-  int64_t head_ = 0;
-  TableGradients gradients_;
 };
 
 // The tables' gradients, added up over the sequences of every head.
