@@ -30,6 +30,12 @@ def unigram_state() -> dict[str, Any]:
     return make_state(_PIECES, forms()["xlm-r"])
 
 
+def deberta_tokenizer() -> Any:
+    """A tokenizer of DeBERTa v2's and v3's class with as many tokens."""
+    special = [(token, 0.0) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+    return transformers.DebertaV2Tokenizer(vocab=[*special, *_PIECES], model_max_length=20)
+
+
 def make_tokenizer(prefix: str) -> Any:
     """A fast tokenizer of transformers."""
     if prefix in UNIGRAM:

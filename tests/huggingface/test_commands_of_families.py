@@ -19,7 +19,13 @@ transformers = pytest.importorskip("transformers")
 if int(transformers.__version__.split(".")[0]) < 5:
     pytest.skip("the tokenizers of the tests are those of transformers 5", allow_module_level=True)
 from tests.huggingface.families import CONFIG  # noqa: E402
-from tests.huggingface.sentence_folders import TEXTS, make_checkpoint, make_folder, make_tokenizer  # noqa: E402
+from tests.huggingface.sentence_folders import (  # noqa: E402
+    TEXTS,
+    deberta_tokenizer,
+    make_checkpoint,
+    make_folder,
+    make_tokenizer,
+)
 from tests.tokenization.native_core import needs_native  # noqa: E402
 
 pytestmark = needs_native
@@ -64,6 +70,22 @@ def test_scores_of_pairs(prefix: str, tmp_path: Path, monkeypatch: pytest.Monkey
     found = fused.predict(pairs, activation_fn=torch.nn.Identity())
     assert np.abs(found - wanted).max() < 0.001 * np.ptp(wanted)
     assert len(packed) == passes_offsets and None not in packed
+
+
+def test_pairs_of_a_deberta_tokenizer_are_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their types among them; a BERT stands for the model."""
+    make_checkpoint("Bert", tmp_path, "ForSequenceClassification", num_labels=1)
+    deberta_tokenizer().save_pretrained(tmp_path)
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    model = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
+    assert type(model.tokenizer) is transformers.DebertaV2Tokenizer
+    wanted = model.predict(pairs, activation_fn=torch.nn.Identity())
+    packed = keep_packed(monkeypatch)
+    assert not why_not(fuse(model))
+    found = model.predict(pairs, activation_fn=torch.nn.Identity())
+    assert np.abs(found - wanted).max() < 0.001 * np.ptp(wanted)
+    (batch,) = packed
+    assert set(batch["token_type_ids"].tolist()) == {0, 1}
 
 
 def test_tokenizer_that_is_not_ours(tmp_path: Path) -> None:

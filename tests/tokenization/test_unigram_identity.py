@@ -187,11 +187,11 @@ def test_every_character_composes_as_in_the_library() -> None:
     rng = random.Random(5)
     decomposed = [d for c in map(chr, range(0x30000)) if (d := unicodedata.normalize("NFD", c)) != c]
     hangul = [d for d in decomposed if 0x1100 <= ord(d[0]) <= 0x1112]
-    decomposed = [*(d for d in decomposed if d not in set(hangul)), *rng.sample(hangul, 1500)]
+    decomposed = [*(d for d in decomposed if d not in set(hangul)), *rng.sample(hangul, 300)]
     parts = ["", "a", "\u0334", "\u0301", "\u0305", " ", "\u1161", "\u11a8"]
     jamo = [chr(c) for c in (0x1100, 0x1112, 0x1113, 0x1161, 0x1175, 0x1176, 0x11A7, 0x11A8, 0x11C2, 0x11C3, 0xAC00)]
     texts = [d[:cut] + rng.choice(parts) + d[cut:] + rng.choice(parts) for d in decomposed for cut in range(len(d) + 1)]
-    texts += ["".join(some) for count in (2, 3, 4) for some in itertools.product([*jamo, "\ud7a3"], repeat=count)]
+    texts += ["".join(some) for count in (2, 3) for some in itertools.product([*jamo, "\ud7a3"], repeat=count)]
     characters = {c for text in texts for form in ("NFC", "NFD") for c in unicodedata.normalize(form, text)}
     assert_form("deberta", texts, pieces_of(c for c in characters if not "\uac00" < c < "\ud7a3"))
 
