@@ -1,6 +1,6 @@
 """Measures `bert_fast.quantize` on a CPU: its speed, and what vectors of rounded products are worth.
 
-    python -m benchmarks.serving.int8                  ten minutes; appends to results/serving.jsonl
+    python -m benchmarks.serving.int8                  half an hour; appends to results/serving.jsonl
     python -m benchmarks.serving.int8 --only quality --dry-run
     python -m benchmarks.serving.int8 --tables [--write]    the tables of docs/serving.md; --write puts them there
 

@@ -140,6 +140,16 @@ def _replace(model: Any) -> None:
     model.encoder.layer[0].attention.self.key.weight = nn.Parameter(torch.randn(36, 36))
 
 
+def _share(model: Any) -> None:
+    """Another parameter of the same memory, with as many writes to it."""
+    layer = model.encoder.layer[0].output.dense
+    count, layer.weight = layer.weight._version, nn.Parameter(layer.weight.data)
+    with torch.no_grad():
+        while layer.weight._version < count:
+            layer.weight.mul_(1.3)
+    assert layer.weight._version == count
+
+
 def _move(model: Any) -> None:
     weight = model.encoder.layer[0].intermediate.dense.weight
     weight.data = torch.randn(72, 36)
@@ -151,7 +161,7 @@ def _step(model: Any) -> None:
     torch.optim.SGD(model.parameters(), lr=0.05).step()
 
 
-@pytest.mark.parametrize("change", [_add, _load, _assign, _replace, _move, _step], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", [_add, _load, _assign, _replace, _share, _move, _step], ids=lambda one: one.__name__)
 def test_weights_that_change_are_rounded_again(model: Any, change: Callable[[Any], None]) -> None:
     before = states(bert_fast.quantize(model))
     change(model)
