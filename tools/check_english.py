@@ -30,7 +30,7 @@ WIDE = (
     "docs/embeddings.md", "docs/families.md", "docs/kernels/", "docs/migration.md", "docs/outer_tests.md",
     "docs/results.md", "docs/serving.md",
 )  # fmt: skip
-_NOT_PROSE = re.compile(r"^```.*?^```|^<!-- .*? -->$", re.MULTILINE | re.DOTALL)
+_NOT_PROSE = re.compile(r"^```.*?^```|^<!-- table: .*?^<!-- end of table -->|^<!-- .*? -->$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> list[Path]:
