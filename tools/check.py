@@ -5,7 +5,7 @@
 
 Without arguments all run but the last three.
 
-    lint         ruff, mypy, clang-format and the links of the documentation; nothing is rewritten
+    lint         ruff, mypy, clang-format, links and plain English of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
                  the tokenizer's threads under the thread sanitizer; over a million texts with the tokens that
                  Hugging Face `tokenizers` makes of them (build/fuzz, written first) under both
@@ -92,6 +92,7 @@ def lint() -> list[Outcome]:
         "ruff format": [_tool("ruff"), "format", "--check"],
         "clang-format": [_tool("clang-format"), "--dry-run", "-Werror", *cpp_files],
         "links": [sys.executable, "tools/check_links.py"],
+        "English": [sys.executable, "tools/check_english.py"],
     }
     return _run_together(*({name: command} for name, command in commands.items()))
 
