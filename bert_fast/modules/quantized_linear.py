@@ -19,7 +19,7 @@ class QuantizedLinear(nn.Module):
     out_features: int
     weight: nn.Parameter
     bias: nn.Parameter | None
-    copy_in_8_bits: "_Copy"
+    copy_in_8_bits: "WeightIn8Bits"
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] to [..., N]. Raises DerivativeError where a gradient would be recorded."""
@@ -40,7 +40,7 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-class _Copy:
+class WeightIn8Bits:
     """A weight in 8 bits, made when it is first asked for, and again where the weight has changed.
 
     A change is seen by the counter that PyTorch keeps of writes to a tensor, by address and by identity: copies, steps
@@ -67,4 +67,4 @@ class _Copy:
         return quantized
 
     def __reduce__(self) -> Any:
-        return _Copy, ()  # copies and pickles of a model make their own
+        return WeightIn8Bits, ()  # copies and pickles of a model make their own

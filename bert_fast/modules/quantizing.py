@@ -8,7 +8,7 @@ from torch import nn
 
 from bert_fast.modules.flat_layer import PackedFlatLayer
 from bert_fast.modules.layer import PackedLayer
-from bert_fast.modules.quantized_linear import QuantizedLinear, _Copy
+from bert_fast.modules.quantized_linear import QuantizedLinear, WeightIn8Bits
 from bert_fast.modules.rotary_layer import PackedRotaryLayer
 from bert_fast.reference.linear_int8 import MAX_FEATURES
 
@@ -47,7 +47,7 @@ def quantize(model: _M) -> _M:
     for _, linear in found:
         if type(linear) is nn.Linear:
             linear.__class__ = QuantizedLinear  # type: ignore[assignment]
-            linear.copy_in_8_bits = _Copy()  # type: ignore[assignment]
+            linear.copy_in_8_bits = WeightIn8Bits()  # type: ignore[assignment]
     return model
 
 

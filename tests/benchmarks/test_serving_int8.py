@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kit import markdown
 from benchmarks.kit.bert import Size
 from benchmarks.kit.results import DATA
 from benchmarks.serving.cases import Case
@@ -59,6 +60,11 @@ def test_vectors_of_texts_do_not_depend_on_their_order(models: dict[str, Any]) -
 def test_every_question_has_its_paragraph() -> None:
     questions, paragraphs, places = int8.questions_and_paragraphs()
     assert (len(questions), len(paragraphs)) == (1190, 240) and places.unique().tolist() == list(range(240))
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    page = int8.STUDY.page.read_text(encoding="utf-8")
+    assert markdown.page_with(page, int8.tables(int8.STUDY.file)) == page
 
 
 def test_tables_of_what_is_stored(tmp_path: Path) -> None:
