@@ -292,7 +292,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def requested(argument: str | None = None) -> str:
-    """The name asked for by argument, context or environment, in this order; `AUTO` when nobody asked."""
+    """The name asked for by argument, context or environment, in this order; `AUTO` where none is asked for."""
     name = _traced.backend or _requested_around() if argument is None else argument
     if not isinstance(name, str) or name != AUTO:  # an array would answer for each of its elements
         _check_name(name)
@@ -338,7 +338,7 @@ def resolve(op: str, spec: OpSpec, request: str = AUTO) -> ModuleType:
     """The module that holds `<op>_fwd` and `<op>_bwd` for this spec; raises as `implementation` does.
 
     What was found once is remembered: nothing that it depends on changes while a process runs. Where a GPU cannot run
-    Triton's kernels at all, nobody asked for a back-end, and triton is there, a process is warned once.
+    Triton's kernels at all, no back-end was asked for, and triton is there, a process is warned once.
     """
     taken = implementation(op, spec, request)
     if request == AUTO and spec.device.type == "cuda" and taken.backend != "triton" and _has_triton():

@@ -1,7 +1,7 @@
 """The same bits for a text in every batch: who asks for it, and what to say where it can't be had.
 
 A product's sums run in an order that depends on its tile, attention's on how many keys a program takes at once; both
-are chosen by how many tokens there are, lest some work for nothing. Within `batch_invariant` they are chosen by the
+are chosen by how many tokens there are, so that none works for nothing. Within `batch_invariant` they are chosen by the
 weights alone (`triton/_gemm_tiles.py`, `triton/attention.py`), and a text's results depend on nothing but itself.
 """
 
@@ -59,7 +59,7 @@ is_asked._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `
 
 
 def refuse_on_gpu(op: str, x: Tensor) -> None:
-    """BackendError where somebody asked for the same bits of an op that PyTorch's operators are to compute on a GPU."""
+    """BackendError where a caller asked for the same bits of an op that PyTorch's operators are to compute on a GPU."""
     if x.is_cuda and ASKED.get():
         raise BackendError(
             f"{op}: within batch_invariant() expected the back-end 'triton' on {x.device}, got 'torch', whose products "

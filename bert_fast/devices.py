@@ -124,7 +124,7 @@ class _WideProducts(dict[tuple[torch.device, torch.dtype], WideProduct]):
     fp32 before and after, so that there is one rounding more nowhere. widened: of operands in fp32, which hold the same
     numbers (TF32 as well). Each is asked once, for two tiny products, and only what it refuses is gone round.
 
-    While a graph is captured nothing is asked, lest the graph asks with every replay: a product that comes for the
+    While a graph is captured nothing is asked, as the graph would ask at every replay: a product that comes for the
     first time then is widened, and nothing is remembered of it. `graphs.CapturedStep` warms up, and so has asked.
     """
 

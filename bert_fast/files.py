@@ -24,7 +24,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     Raises:
         OSError: there is nothing, it may not be read, or it is a directory, pipe, socket or device.
     """
-    # Without O_NONBLOCK a pipe is opened when somebody writes to it.
+    # Without O_NONBLOCK a pipe is opened when another process writes to it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -65,8 +65,8 @@ def path_name(argument: str, path: Any) -> str:
 def create_temporary(path: Path) -> Path:
     """Makes an empty file of a fresh hidden name beside `path` (same file system, so that renaming is atomic).
 
-    Threads and processes never share one, and a link that somebody else put there is not followed: the name is random,
-    and a name that is taken, if only by a link, is an error.
+    Threads and processes never share one, and a link that another process put there is not followed: the name is
+    random, and a name that is taken, if only by a link, is an error.
 
     Raises:
         OSError: no file can be made there.
@@ -108,7 +108,7 @@ def replace_file(temporary: Path, path: Path) -> None:
 def only_writer(directory: Path) -> Iterator[None]:
     """Waits until no other thread or process is inside of this for the same directory, and keeps them out.
 
-    Where there are no such locks (Windows, some file systems of networks) nobody waits.
+    Where there are no such locks (Windows, some file systems of networks) there is no wait.
     """
     if fcntl is None:
         yield

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 # What data may not do to a terminal. Control characters but for tabs and line ends; marks that turn the direction of a
-# line; line ends that are none to whoever reads on; halves of characters, which cannot be encoded, such as bytes of
+# line; line ends that are none to the next program; halves of characters, which cannot be encoded, such as bytes of
 # file names that are not UTF-8.
 _ACTIVE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

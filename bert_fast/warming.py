@@ -252,7 +252,7 @@ def _run(model: Any, inputs: dict[str, Any], is_training: bool, autocast_dtype: 
         # Without labels it fills a cache, and a layer that does runs op by op; a fused model leaves that to others.
         _run(model, {name: t for name, t in inputs.items() if name != "labels"}, False, autocast_dtype)
     if not is_training and inputs["input_ids"].numel() > _MANY_SCORES and _takes(model, "output_logits"):
-        inputs["output_logits"] = False  # of the vocabulary, for each token: nobody keeps as many
+        inputs["output_logits"] = False  # of the vocabulary, for each token: no run keeps as many
     device_type = inputs["input_ids"].device.type
     autocast = torch.autocast(device_type, autocast_dtype) if autocast_dtype else contextlib.nullcontext()
     with torch.set_grad_enabled(is_training):

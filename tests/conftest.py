@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import gc
 import importlib.util
+import os
 import signal
 import textwrap
 from collections.abc import Generator
@@ -25,6 +26,8 @@ with contextlib.suppress(ImportError):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
     settings.load_profile("repeatable")
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub reads it: a name of a model is looked up nowhere
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_TEXT_IN_A_NAME = 36

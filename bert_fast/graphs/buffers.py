@@ -101,7 +101,7 @@ class TokenBuffers:
                 f"batch['num_choices']: expected {self._num_choices} (the first batch's), got {num_choices}"
             )
         sizes = _sizes(batch)
-        # All of it before anything is written: on the device nobody looks at offsets and positions again.
+        # All of it before anything is written: on the device offsets and positions are not checked again.
         check_offsets(
             "batch['cu_seqlens']", batch["cu_seqlens"], "batch['max_seqlen']", batch["max_seqlen"], sizes["token"]
         )

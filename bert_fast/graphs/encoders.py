@@ -173,7 +173,7 @@ class EncoderGraphs:
 
 
 class _Turn:
-    """A forward pass; it lives as long as somebody may ask for its backward pass."""
+    """A forward pass; it lives as long as its backward pass may be asked for."""
 
 
 class _Captured:
@@ -287,7 +287,7 @@ class _Replay(torch.autograd.Function):
 
 
 def _looked_at(module: nn.Module, parameters: list[nn.Parameter], state: list[Any]) -> bool:
-    """Adds a module's parameters and modes, and those of all within; False where somebody listens to one.
+    """Adds a module's parameters and modes, and those of all within; False where a hook listens to one.
 
     False, too, where one is to run again in backward, which transformers' layers decide by themselves.
     """

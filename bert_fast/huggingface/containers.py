@@ -2,7 +2,7 @@
 
 Called with `call=`, by the fused model on its packed path, they compute as bert_fast's modules do, on the parameters
 that they have; called without, they are what they were. What the packed computation reads beyond parameters is looked
-up at every call, so that dropout probabilities, activations and layers that somebody replaces count. Names of parts are
+up at every call, so that dropout probabilities, activations and layers that are replaced count. Names of parts are
 BERT's; where a family calls them otherwise, its record says how.
 
 `site` and `layer_index` are set where a model is fused: they say whose dropout masks these are.
@@ -75,7 +75,7 @@ class FusedJoined(JoinedMemory):
         """As any module's."""
         super().train(mode)  # type: ignore[misc]
         # Where from_pretrained ends and Trainer begins, weights that were put in place one by one meet. Not those that
-        # lie in somebody's buffer (DeepSpeed, FSDP1), who would go on with the old memory.
+        # lie in another library's buffer (DeepSpeed, FSDP1), which would go on with the old memory.
         if all(map(_is_alone, self._joined())):
             self._join_memory()
         return self

@@ -56,6 +56,6 @@ def part(module: Any, path: str) -> Any:
 
 
 def runs(module: Any, computing: type[Fused]) -> bool:
-    """Whether a call of a module runs the forward that `computing` made, and nobody else's in its place."""
+    """Whether a call of a module runs the forward that `computing` made, and no other in its place."""
     cls = type(module)
     return issubclass(cls, computing) and cls.forward is cls.fused_forward and "forward" not in module.__dict__  # type: ignore[attr-defined]

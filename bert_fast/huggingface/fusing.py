@@ -27,7 +27,7 @@ def fuse(model: _M, *, graphs: Sequence[Budget] | None = None) -> _M:
         model: any module that has a `transformers.BertModel` inside, or one of another family (docs/families.md lists
             them): one with a head, of an Auto class, of sentence-transformers, of a class derived from these.
         graphs: budgets of tokens (`bert_fast.graphs.Budget`; `graphs.budgets_for` chooses them) for which the layers
-            are captured as CUDA graphs, forward and backward, and replayed whoever calls the model
+            are captured as CUDA graphs, forward and backward, and replayed in any loop that calls the model
             (`bert_fast.graphs.EncoderGraphs` says when). Fusing again with other budgets replaces them; None: as it
             was.
 

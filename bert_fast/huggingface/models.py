@@ -247,7 +247,7 @@ def _tokens(inputs: Mapping[str, Any]) -> Tensor | None:
 
 
 def is_fused_model(module: Any) -> bool:
-    """Whether a head may ask a module for what only FusedModel has: it is one, and its forward is nobody else's."""
+    """Whether a head may ask a module for what only FusedModel has: it is one, and its forward was not replaced."""
     return runs(module, FusedModel)
 
 

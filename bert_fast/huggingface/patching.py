@@ -32,7 +32,7 @@ class Patch:
             if _holders:
                 return
             for cls, (original, ours) in _wrapped.items():
-                if cls.__init__ is ours:  # type: ignore[misc]  # else somebody wrapped it again: ours does nothing now
+                if cls.__init__ is ours:  # type: ignore[misc]  # else it was wrapped again: ours does nothing now
                     cls.__init__ = original  # type: ignore[misc]
             _wrapped.clear()
 

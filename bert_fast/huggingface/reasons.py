@@ -1,6 +1,6 @@
 """What speaks against the packed path: one list of reasons, empty where nothing does.
 
-The packed path runs the same parameters on [T, H]. It is left wherever somebody could see the difference: a hook or a
+The packed path runs the same parameters on [T, H]. It is left wherever the difference could be seen: a hook or a
 replaced module inside would get other shapes, a tracer would record ops that its format does not know, an argument asks
 for what only transformers' own code computes.
 """

@@ -44,7 +44,7 @@ def _pool(hidden: Tensor, packing: Packing, mode: str) -> Tensor:
 
 
 class TokenFeatures(dict[str, Any]):
-    """Features of a batch whose `token_embeddings` [B, S, H], of packed input [T, H], are made when somebody looks."""
+    """Features of a batch whose `token_embeddings` [B, S, H], of packed input [T, H], are made when they are read."""
 
     _make: Callable[[], Tensor] | None = None
 

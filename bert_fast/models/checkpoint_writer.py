@@ -188,6 +188,6 @@ def _bytes(size: int | str) -> int:
 def _remove_abandoned(directory: Path) -> None:
     for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
         if re.fullmatch(r"\.(model.*|config)\.(safetensors|json)(\.index\.json)?\.[0-9a-f]{8}\.tmp", path.name):
-            with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+            with contextlib.suppress(OSError):  # another process's, or gone meanwhile
                 if time.time() - path.lstat().st_mtime > _ABANDONED_AFTER_S:
                     path.unlink()

@@ -16,7 +16,7 @@ from bert_fast.ops.mlp import mlp
 class PackedIntermediate:
     """act(dense(x)): the widening half of the MLP, for any module that has `dense` and `hidden_act`.
 
-    A layer calls it only where somebody looks (hooks, FSDP), a linear layer is more than its weight (adapters), or
+    A layer calls it only where code observes it (hooks, FSDP), a linear layer is more than its weight (adapters), or
     hidden_act is a callable; else `PackedOutput` takes its parameters, so that the activation need not be saved.
     """
 

@@ -1,4 +1,4 @@
-"""LN(residual + dropout(product + bias)): how every half of a layer ends, as one op where nobody looks inside."""
+"""LN(residual + dropout(product + bias)): how every half of a layer ends, as one op where no code looks inside."""
 
 from torch import Tensor, nn
 

@@ -373,7 +373,7 @@ def _picker(source: Sequence[Any], wanted: Sequence[Any]) -> Callable[[tuple[Any
 
 
 def declaration(types: Mapping[str, Any], num_outputs: int) -> Callable[..., Any]:
-    """A function that nobody calls, with the signature that a schema is inferred from."""
+    """A function that is never called, with the signature that a schema is inferred from."""
 
     def declared() -> None:
         """Nothing."""

@@ -110,7 +110,7 @@ def what_is_saved(x: Tensor, weight: Tensor, bias: Tensor) -> str:
     if x.device.type != "cpu" or is_transformed or not is_plain:
         return "device"
     if x.dtype in _WIDE and not torch.is_grad_enabled():
-        return "output"  # nobody will read h, and y is the same to the bit
+        return "output"  # h is not read again, and y is the same to the bit
     return "output" if _output_suffices(weight, bias, x.dtype) else "input"
 
 

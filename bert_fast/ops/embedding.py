@@ -254,7 +254,7 @@ def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward(dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Gradients that nobody needs come back empty."""
+    """Gradients that are not needed come back empty."""
     saved = _Saved.of(given[:-1])
     made = _module(saved.a, given[-1]).embedding_bwd(saved.a, dy, saved.mean, saved.rstd, saved.wants)
     names = (saved.a.word_source, "position_table", "type_table", "weight", "bias")

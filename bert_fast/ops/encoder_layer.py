@@ -149,7 +149,7 @@ def _check_values(a: EncoderLayer, num_queries: int, num_tokens: int) -> None:
         check_ids("rows", a.rows, num_tokens)
         check_offsets("cu_seqlens_k", a.cu_seqlens_k, "max_seqlen_k", a.max_seqlen_k, num_tokens)
     if a.causal:
-        keys = a.coords_k.unsqueeze(2)  # which nobody looks at: of as many tokens as the heads that are yet to be made
+        keys = a.coords_k.unsqueeze(2)  # not read: of as many tokens as the heads that are yet to be made
         check_lookups(a.attention(a.coords_q.unsqueeze(2), keys, keys))
 
 

@@ -229,7 +229,7 @@ _op.register_autograd(_differentiate, setup_context=_save)
 
 
 class _Eager(torch.autograd.Function):
-    """What the op and its formula compute, but nobody else holds the gradients that forward made.
+    """What the op and its formula compute, but nothing else holds the gradients that forward made.
 
     So backward may scale them in place: no second tensor of the size of weight, which on the CPU is fresh pages too.
     """
@@ -256,7 +256,7 @@ class _Eager(torch.autograd.Function):
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether these are memory as it is, and nobody traces what happens to them or follows tangents."""
+    """Whether these are memory as it is, and nothing traces what happens to them or follows tangents."""
     return not torch.compiler.is_compiling() and forward_ad._current_level < 0 and are_plain(tensors)
 
 

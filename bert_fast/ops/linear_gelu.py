@@ -1,6 +1,6 @@
 """act(x W^T + b), GELU first of all, as one differentiable op: the first half of BERT's MLP, and its heads.
 
-Registered as `bert_fast::linear_gelu_fwd` and `_bwd`; gradients that nobody wants are not computed.
+Registered as `bert_fast::linear_gelu_fwd` and `_bwd`; gradients that are not wanted are not computed.
 """
 
 from collections.abc import Set

@@ -1,6 +1,6 @@
 """act(x Wu^T + bu) Wd^T + bd, BERT's feed-forward block, as one differentiable op.
 
-Registered as `bert_fast::mlp_fwd` and `_bwd`; gradients that nobody wants are not computed. Why one op and not two:
+Registered as `bert_fast::mlp_fwd` and `_bwd`; gradients that are not wanted are not computed. Why one op and not two:
 the activation between the products is never saved (docs/decisions/0009-mlp.md).
 """
 

@@ -350,7 +350,7 @@ def _device_for(name: str, given: Tensor, device: Any) -> torch.device:
 
 
 def sent(given: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device that nobody waits for: by way of memory that it may read when its turn comes.
+    """A tensor of the host on a device, without a wait for it: by way of memory that it may read when its turn comes.
 
     Raises: ValueError where a CUDA graph is captured, whose replays would not look at the host's tensor again.
     """

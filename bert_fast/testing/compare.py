@@ -1,6 +1,6 @@
 """The comparisons of parity tests: an implementation's error against plain torch's, both against fp64; equal bits.
 
-A comparison that fails raises, unless somebody takes down all of them:
+A comparison that fails raises, unless the caller collects all of them:
 
     with comparisons() as found:
         verify()

@@ -48,7 +48,7 @@ def direct_lists(
         return list_entries(engine.encode_one(texts, wanted_around, max_tokens), returned)
     try:
         rows = engine.encode_lists(texts, wanted_around, max_tokens)
-    except (TypeError, ValueError):  # not all are single texts, or one is none: whoever takes them apart says which
+    except (TypeError, ValueError):  # not all are single texts, or one is none; which, is said where they are split
         return None
     entries: dict[str, Any] = {"input_ids": rows}
     if returned.token_type_ids:

@@ -26,7 +26,7 @@ class Joined(NamedTuple):
 class SequenceForm(NamedTuple):
     """[CLS] A [SEP] and [CLS] A [SEP] B [SEP] of BERT, <s> A </s> and <s> A </s></s> B </s> of XLM-R.
 
-    Whoever has ids without special tokens makes sequences by it, and asks nobody which tokenizer they are of.
+    Code that has ids without special tokens makes sequences by it, without the tokenizer that they are of.
 
     Attributes:
         first_id: of the token in front.

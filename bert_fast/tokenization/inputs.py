@@ -101,7 +101,7 @@ def column_inputs(column: Any, count: int) -> Inputs:
 
 
 def own_texts(texts: Any) -> Any:
-    """The same texts where nobody changes them later. Arrow columns are taken to be what they are: never changed."""
+    """The same texts where no code changes them later. Arrow columns are taken to be what they are: never changed."""
     if isinstance(texts, (list, np.ndarray)):
         return texts.copy()
     if not isinstance(texts, tuple):

@@ -42,7 +42,7 @@ def pack_texts(
             while count < len(texts) and count < len(cu_seqlens):
                 count = 4 * count
                 ids, cu_seqlens, longest = engine.pack(texts[:count], around, limit, max_tokens)
-    except (TypeError, ValueError):  # not all are single texts, or one is none: whoever takes them apart says which
+    except (TypeError, ValueError):  # not all are single texts, or one is none; which, is said where they are split
         return None
     if max_tokens is not None and len(cu_seqlens) > 1 and cu_seqlens[1] > max_tokens:
         raise _too_long(cu_seqlens, max_tokens)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Later(enum.Enum):
-    """Stands for an entry that nobody has read yet."""
+    """Stands for an entry that was not read yet."""
 
     ZEROS = enum.auto()
     POSITIONS = enum.auto()

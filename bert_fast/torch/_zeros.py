@@ -1,4 +1,4 @@
-"""Zeros that cost nothing until somebody writes to them."""
+"""Zeros that cost nothing until they are written to."""
 
 import math
 import mmap
