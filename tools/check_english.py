@@ -28,7 +28,7 @@ OF_BENCHMARKS = ("CONTRIBUTING.md", "docs/results.md", "docs/benchmarks.md", "do
 WIDE = (
     "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/api.md", "docs/decisions/",
     "docs/embeddings.md", "docs/families.md", "docs/kernels/", "docs/migration.md", "docs/outer_tests.md",
-    "docs/results.md", "docs/serving.md",
+    "docs/results.md", "docs/serving.md", "docs/tokenizer.md", "docs/unigram.md",
 )  # fmt: skip
 _NOT_PROSE = re.compile(r"^```.*?^```|^<!-- table: .*?^<!-- end of table -->|^<!-- .*? -->$", re.MULTILINE | re.DOTALL)
 

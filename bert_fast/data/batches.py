@@ -99,6 +99,16 @@ class Batches:
             is longer than max_tokens.
 
     Source: Johnson et al. 1974 (doi:10.1137/0203025), best fit.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> tokenizer = bert_fast.BertTokenizer(words)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "x.txt").write_text("a text a text " * 4)
+        ...     store = data.tokenize_files([f"{folder}/x.txt"], f"{folder}/store", tokenizer)
+        ...     source = data.PretrainingSource(store, tokenizer, max_length=18, next_sentence=False)
+        ...     [sorted(batch)[:2] for batch in data.Batches(source, batch_size=4).epoch(0)]
+        [['cu_seqlens', 'input_ids']]
     """
 
     def __init__(

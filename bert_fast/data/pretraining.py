@@ -59,6 +59,17 @@ class PretrainingSource:
     Raises:
         TypeError, ValueError: a wrong argument.
         StoreError: the store was made with another tokenizer, has no tokens, or for pairs only one document.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> tokenizer = bert_fast.BertTokenizer(words)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "x.txt").write_text("a text a text " * 4)
+        ...     store = data.tokenize_files([f"{folder}/x.txt"], f"{folder}/store", tokenizer)
+        ...     source = data.PretrainingSource(store, tokenizer, max_length=18, next_sentence=False)
+        ...     batch = next(iter(data.Batches(source, max_tokens=64).epoch(0)))
+        ...     batch["input_ids"].shape, len(batch["labels"]) > 0
+        (torch.Size([18]), True)
     """
 
     def __init__(

@@ -54,6 +54,16 @@ class TokenStore:
         boundaries (int64 [n + 1]): document i is tokens[boundaries[i]:boundaries[i + 1]].
         sentence_boundaries (int64 [s + 1]): likewise of all sentences of all documents; None without sentences.
         info: what store.json says.
+
+    Example:
+        >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"]
+        >>> tokenizer = bert_fast.BertTokenizer(words)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "x.txt").write_text("a text a text " * 4)
+        ...     store = data.tokenize_files([f"{folder}/x.txt"], f"{folder}/store", tokenizer)
+        ...     opened = data.TokenStore.open(f"{folder}/store", tokenizer)
+        ...     len(opened), opened[0][:3].tolist(), opened.boundaries.tolist()
+        (1, [5, 6, 5], [0, 16])
     """
 
     path: Path

@@ -206,6 +206,14 @@ class BertLMHeadModel(_WordModel):
 
     Args:
         config (BertConfig): sizes, dropout probabilities, labels.
+
+    Example:
+        >>> config = BertConfig(
+        ...     vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20,
+        ...     is_decoder=True,
+        ... )
+        >>> bert_fast.BertLMHeadModel(config)(torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 30])
     """
 
     def __init__(self, config: BertConfig) -> None:
