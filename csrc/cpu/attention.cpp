@@ -157,10 +157,10 @@ void attention_backward(Packed<const float> dout, Packed<const float> q, Packed<
   if (gradients.dbias != nullptr) {
     const int64_t (&sizes)[4] = shape.bias.sizes;
     of_bias.emplace(bias_pieces(shape.bias, places, work.sequences(), shape.num_heads), sizes[0] * sizes[1],
-                    sizes[2] * sizes[3], gradients.dbias, num_threads);
+                    sizes[2] * sizes[3], gradients.dbias);
   }
   std::optional<TableTotals> of_tables;
-  if (wants_tables) of_tables.emplace(shape, tables, work.sequences(), gradients, num_threads);
+  if (wants_tables) of_tables.emplace(shape, tables, work.sequences(), gradients);
   run_threads(work.num_threads(), [&](int) {
     QueryRows rows(kernel, spec, shape.coords_q, shape.coords_k, shape.causal, shape.softmax_scale, max_width);
     BiasRows bias(shape.bias, places, work.max_keys());

@@ -193,7 +193,11 @@ void RelativeScores::add_gradients(const RelativeBlock& block, const ScoreBlock&
 }
 
 RelativeScores::Product RelativeScores::product_of(Tokens rows, Tokens others, float* scores, int64_t stride) {
-  const Range of_rows = range_of(rows.positions, rows.count), of_others = range_of(others.positions, others.count);
+  const auto range = [&](const Tokens& tokens) {
+    return are_neighbours_ ? Range{tokens.positions[0], tokens.positions[tokens.count - 1]}
+                           : range_of(tokens.positions, tokens.count);
+  };
+  const Range of_rows = range(rows), of_others = range(others);
   const int64_t first = of_others.lowest - of_rows.highest, count = of_others.highest - of_rows.lowest - first + 1;
   if (are_neighbours_) return {first, count, scores - (rows.count - 1), stride + 1};
   const int64_t width = padded(count);
@@ -251,7 +255,7 @@ std::vector<PieceTotals::Piece> pieces_by_head(const std::vector<Sequence>& sequ
 }  // namespace
 
 TableTotals::TableTotals(const AttentionShape& shape, const PositionTables& tables,
-                         const std::vector<Sequence>& sequences, const AttentionGradients& gradients, int num_threads)
+                         const std::vector<Sequence>& sequences, const AttentionGradients& gradients)
     : tables_(tables),
       num_heads_(shape.num_heads),
       d_(shape.head_dim),
@@ -261,7 +265,7 @@ TableTotals::TableTotals(const AttentionShape& shape, const PositionTables& tabl
       table_size_(tables.reach().size() * padded(d_)),
       block_size_(((dkeys_ != nullptr) + (dqueries_ != nullptr)) * table_size_),
       blocks_(num_heads_ * block_size_),
-      totals_(pieces_by_head(sequences, num_heads_), num_heads_, block_size_, blocks_.get(), num_threads) {}
+      totals_(pieces_by_head(sequences, num_heads_), num_heads_, block_size_, blocks_.get()) {}
 
 void TableTotals::finish(int num_threads) const {
   totals_.finish(num_threads);

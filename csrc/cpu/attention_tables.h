@@ -175,7 +175,7 @@ class RelativeScores {
 class TableTotals {
  public:
   TableTotals(const AttentionShape& shape, const PositionTables& tables, const std::vector<Sequence>& sequences,
-              const AttentionGradients& gradients, int num_threads);
+              const AttentionGradients& gradients);
 
   // Calls visit(sequence, head, gradients) until nothing is left; for several threads at once.
   template <class Visit>

@@ -6,11 +6,13 @@
 #ifndef BERT_FAST_CPU_ATTENTION_TOTALS_H_
 #define BERT_FAST_CPU_ATTENTION_TOTALS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "cpu/attention_work.h"
+#include "cpu/scratch.h"
 
 namespace bert_fast::cpu {
 
@@ -22,8 +24,8 @@ class PieceTotals {
     int64_t head;
   };
 
-  // totals [num_blocks, block_size]: set to 0 here. Sequences must live as long.
-  PieceTotals(std::vector<Piece> pieces, int64_t num_blocks, int64_t block_size, float* totals, int num_threads);
+  // totals [num_blocks, block_size]: 0 where no piece adds, here, the others by `take`. Sequences must live as long.
+  PieceTotals(std::vector<Piece> pieces, int64_t num_blocks, int64_t block_size, float* totals);
 
   int64_t num_tasks() const { return static_cast<int64_t>(tasks_.size()); }
 
@@ -32,6 +34,7 @@ class PieceTotals {
   void take(const Visit& visit) {
     for (int64_t number = next_++; number < num_tasks(); number = next_++) {
       const Task& task = tasks_[static_cast<size_t>(number)];
+      std::fill_n(task.sum, block_size_, 0.0f);
       for (size_t piece = task.first; piece < task.end; piece += task.step) {
         visit(*pieces_[piece].sequence, pieces_[piece].head, task.sum);
       }
@@ -51,7 +54,8 @@ class PieceTotals {
 
   int64_t block_size_;
   std::vector<Piece> pieces_;
-  std::vector<float> partial_sums_;
+  int64_t num_partial_ = 0;
+  Scratch partial_sums_{0};
   std::vector<Task> tasks_;  // those of one block one after the other, until they are sorted for `take`
   std::atomic<int64_t> next_{0};
 };

@@ -132,8 +132,9 @@ class Largest(TorchDispatchMode):
 def test_relative_positions_need_no_tensor_of_all_pairs(wanted: set[str]) -> None:
     """Nothing larger than the scores [A, S, S] of one sequence is made, forward and backward."""
     length, heads, head_dim = 96, 4, 16
-    q, k, v, dout = (torch.randn(length, heads, head_dim) for _ in range(4))
-    tables = {name: torch.randn(2 * length + 5, heads, head_dim) for name in wanted}
+    double = torch.float64  # which the C++ routine does not take
+    q, k, v, dout = (torch.randn(length, heads, head_dim, dtype=double) for _ in range(4))
+    tables = {name: torch.randn(2 * length + 5, heads, head_dim, dtype=double) for name in wanted}
     cu_seqlens = torch.tensor([0, length], dtype=torch.int32)
     coords = torch.stack((torch.zeros(length), torch.arange(length)), 1).int()
     a = plain_attention(

@@ -63,15 +63,19 @@ def _dropout_add_layer_norm(dtype: torch.dtype = torch.float32) -> dict[str, Ten
     return {"y": y, **_gradients(y, x=x, residual=residual, x_bias=x_bias, weight=weight, bias=bias)}
 
 
-def _attention(dtype: torch.dtype = torch.float32, head_dim: int = 32) -> dict[str, Tensor]:
+def _attention(
+    dtype: torch.dtype = torch.float32, head_dim: int = 32, tables: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
     generator, packing = torch.Generator().manual_seed(0), _layout()
     shape = (len(packing.coords), 3, head_dim)
     q, k, v = (torch.randn(shape, generator=generator).to(dtype).requires_grad_() for _ in range(3))
+    size = (2 * max(LENGTHS) - 1, *shape[1:])
+    of = {name: torch.randn(size, generator=generator).to(dtype).requires_grad_() for name in tables}
     out = ops.attention(
         q, k, v, cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=packing.max_seqlen, dropout_p=0.3, seed=SEED,
-        coords_q=packing.coords, site=SITE,
+        coords_q=packing.coords, site=SITE, **of,
     )  # fmt: skip
-    return {"out": out, **_gradients(out, q=q, k=k, v=v)}
+    return {"out": out, **_gradients(out, q=q, k=k, v=v, **of)}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,9 @@ def _attention(dtype: torch.dtype = torch.float32, head_dim: int = 32) -> dict[s
         ("dropout_add_layer_norm", _dropout_add_layer_norm),
         ("attention", _attention),
         ("attention", functools.partial(_attention, head_dim=20)),  # no whole vectors
+        ("attention", functools.partial(_attention, tables=("relative_keys",))),
+        ("attention", functools.partial(_attention, tables=("relative_queries",))),
+        ("attention", functools.partial(_attention, tables=("relative_keys", "relative_queries"))),
     ],
 )
 def test_ops_agree(monkeypatch, op, function):
