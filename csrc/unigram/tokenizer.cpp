@@ -49,8 +49,7 @@ bool strips_first(const TokenizerOptions& options) {
   const auto first = std::find_if(options.steps.begin(), options.steps.end(),
                                   [](const auto& step) { return step.kind != NormalizerStep::Kind::kLowercase; });
   return first != options.steps.end() && strips(*first) &&
-         std::count_if(options.steps.begin(), options.steps.end(), strips) == 1 &&
-         !has_step(options, NormalizerStep::Kind::kCompose);
+         std::count_if(options.steps.begin(), options.steps.end(), strips) == 1;
 }
 
 // Whether no step looks at both sides of a border between a character that stays what it is and a space behind it.
