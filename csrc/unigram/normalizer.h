@@ -51,8 +51,8 @@ class Normalizer {
  public:
   Normalizer(Charsmap charsmap, std::vector<NormalizerStep> steps);
 
-  // In place. `first` is the number of the first code point of the original text. Of a part of one, behind whose
-  // start nothing is stripped, `strips_left` is false.
+  // In place. `first` is the number of the first code point of the original text. `strips_left` is false for a part of
+  // a text whose start was stripped before.
   void apply(MappedText& text, std::uint32_t first, bool strips_left = true) const;
 
   // Whether the map, lower case and composition leave the character as it is where no character that continues clusters

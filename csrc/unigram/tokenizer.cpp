@@ -43,14 +43,13 @@ bool has_step(const TokenizerOptions& options, NormalizerStep::Kind kind) {
   return std::any_of(options.steps.begin(), options.steps.end(), [&](const auto& step) { return step.kind == kind; });
 }
 
-// Whether what stands at the start of a text is stripped before any step that could tell.
+// Whether whitespace at the start of a text is stripped once, and before any step that could tell.
 bool strips_first(const TokenizerOptions& options) {
-  for (const NormalizerStep& step : options.steps) {
-    if (step.kind == NormalizerStep::Kind::kStrip && step.left)
-      return !has_step(options, NormalizerStep::Kind::kCompose);
-    if (step.kind != NormalizerStep::Kind::kLowercase) return false;
-  }
-  return false;
+  const auto strips = [](const auto& step) { return step.kind == NormalizerStep::Kind::kStrip && step.left; };
+  const auto first = std::find_if(options.steps.begin(), options.steps.end(),
+                                  [](const auto& step) { return step.kind != NormalizerStep::Kind::kLowercase; });
+  return first != options.steps.end() && strips(*first) &&
+         std::count_if(options.steps.begin(), options.steps.end(), strips) == 1;
 }
 
 // Whether no step looks at both sides of a border between a character that stays what it is and a space behind it.
@@ -62,7 +61,7 @@ bool is_local(const TokenizerOptions& options, const std::string& prefix) {
       case NormalizerStep::Kind::kCompose:
         break;
       case NormalizerStep::Kind::kStrip:
-        if (step.left && !options.whitespace_split && !strips_first(options)) return false;
+        if (step.left && !strips_first(options)) return false;
         break;
       case NormalizerStep::Kind::kReplaceText:
         return false;
@@ -72,7 +71,7 @@ bool is_local(const TokenizerOptions& options, const std::string& prefix) {
         if (step.content != " " && step.content != prefix) return false;
         break;
       case NormalizerStep::Kind::kReplaceWhitespace:
-        // A map may turn a character into whitespace.
+        // A map may turn the space into something else.
         if (step.content != " " || has_step(options, NormalizerStep::Kind::kCharsmap)) return false;
         break;
     }
@@ -88,9 +87,9 @@ bool has_space(std::string_view content) {
 }
 
 // Whether a token that is looked for in normalized text can be found in each word by itself, by its first byte.
-bool is_within_words(const AddedToken& token, const std::string& mark) {
-  return !token.lstrip && !token.single_word && static_cast<unsigned char>(token.content[0]) < 0x80 &&
-         !has_space(token.content) && token.content.find(mark) == std::string::npos;
+bool is_within_words(std::string_view content, std::string_view mark) {
+  return static_cast<unsigned char>(content[0]) < 0x80 && !has_space(content) &&
+         content.find(mark) == std::string_view::npos;
 }
 
 // A place in a text, in bytes and in code points.
@@ -131,10 +130,10 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, const std::vect
   }
   for (const AddedToken& token : normalized_ones(options_.added_tokens, normalizer_)) {
     if (token.content.empty()) continue;
-    if (!is_within_words(token, prefix_)) can_cut_ = false;
+    if (!is_within_words(token.content, prefix_)) can_cut_ = false;
     word_ascii_[static_cast<unsigned char>(token.content[0]) & 0x7F] = false;
   }
-  strips_start_ = can_cut_ && !options_.whitespace_split && strips_first(options_);
+  strips_start_ = can_cut_ && strips_first(options_);
   // In front of a space, and of whitespace that becomes one or separates words itself.
   const bool replaces_lines = has_step(options_, NormalizerStep::Kind::kReplaceWhitespace);
   for (unsigned char c = 0; can_cut_ && c < 0x80; ++c) {
@@ -148,12 +147,12 @@ Tokenizer::Tokenizer(const std::vector<std::string_view>& vocab, const std::vect
 
 bool Tokenizer::is_plain_letter(char32_t c) const { return normalizer_.is_plain(c) && !wordpiece::is_whitespace(c); }
 
+// A part does not tell whether it is at the start of a text, where whitespace is stripped.
 bool Tokenizer::can_cut(char32_t before, char32_t after) const {
-  return can_cut_ && after < 0x80 && spaces_[after] && is_plain_letter(before);
+  return can_cut_ && !strips_start_ && after < 0x80 && spaces_[after] && is_plain_letter(before);
 }
 
-// What is removed in front of a text shifts all its offsets, behind cuts as well; and a part does not tell whether it
-// is at the start, where whitespace is stripped.
+// What is removed in front of a text shifts all its offsets, behind cuts as well.
 bool Tokenizer::cuts_texts(const EncodeOptions& wanted) const {
   return can_cut_ && !strips_start_ && !(wanted.offsets && normalizer_.removes());
 }

@@ -9,6 +9,7 @@ import pytest
 
 from bert_fast import XLMRobertaTokenizer
 from bert_fast.huggingface.same_tokenizer import same_tokenizer
+from bert_fast.testing.charsmap import encoded
 from bert_fast.tokenization import load_tokenizer
 
 from . import test_call
@@ -16,7 +17,7 @@ from .native_core import needs_native
 from .test_call import SENTENCES, random_call
 from .test_unigram import PIECES
 from .test_unigram_scores import CHARACTERS, tied_pieces
-from .unigram_core import MARK, added_token, forms, make_engine, make_library, make_state
+from .unigram_core import MARK, added_token, forms, make_engine, make_library, make_state, replace, sequence, strip
 
 pytestmark = needs_native
 
@@ -142,39 +143,37 @@ def test_files_that_transformers_4_converted(tmp_path: Path) -> None:
         assert got["offset_mapping"] == want["offset_mapping"]
 
 
-@pytest.mark.parametrize("form", ["deberta", "deberta, lower and words", "deberta, converted", "strip both"])
-def test_words_are_kept_where_a_text_is_cut(form: str) -> None:
+SPACES_FOR_X = {"type": "Precompiled", "precompiled_charsmap": encoded({b"x": " "})}
+Z_FOR_SPACES = {"type": "Precompiled", "precompiled_charsmap": encoded({b" ": "z"})}
+NORMALIZERS = {
+    "stripped once": sequence("normalizers", strip(True, False), SPACES_FOR_X),
+    "stripped twice": sequence("normalizers", strip(True, False), SPACES_FOR_X, strip(True, True)),
+    "stripped behind the map": sequence("normalizers", SPACES_FOR_X, strip(True, False)),
+    "stripped before runs": sequence("normalizers", strip(True, True), replace(" {2,}", MARK)),
+    "stripped before NFC": sequence("normalizers", strip(True, False), {"type": "NFC"}),
+    "whitespace before the map": sequence("normalizers", replace(r"\s{2,}|[\n\r\t]", " "), Z_FOR_SPACES),
+}
+
+
+@pytest.mark.parametrize("split", ["spaces", "whitespace first"])
+@pytest.mark.parametrize("form", ["deberta", "deberta, lower and words", "deberta, converted", *NORMALIZERS])
+def test_words_are_kept_where_a_text_is_cut(form: str, split: str) -> None:
     """Texts cut at spaces and taken whole: the same, with a token in normalized text that any word may hold."""
-    state = make_state(PIECES, forms()[form])
+    parts = forms()["bge-m3"] | {"normalizer": NORMALIZERS[form]} if form in NORMALIZERS else forms()[form]
+    if split == "whitespace first":
+        parts = parts | {"pre_tokenizer": forms()["bare"]["pre_tokenizer"]}
+    state = make_state(PIECES, parts)
     state["added_tokens"][3]["normalized"] = True
     rng = random.Random(form)
-    parts = [
-        "a",
-        "the",
-        "café",
-        "A",
-        "e\u0301",
-        "<unk>",
-        "<UNK",
-        ">",
-        "<",
-        ",",
-        "天",
-        " ",
-        " ",
-        "  ",
-        "\n",
-        "\t ",
-        "\u3000",
-    ]
-    texts = ["".join(rng.choices(parts, k=rng.randint(0, 14))) for _ in range(3000)]
+    some = ["x", "a", "the", "café", "A", "e\u0301", "<unk>", "<UNK", ">", "<", ",", "天", *" \u3000\n", "  ", "\t "]
+    texts = ["".join(rng.choices(some, k=rng.randint(0, 14))) for _ in range(2000)]
     library = make_library(state).encode_batch(texts, add_special_tokens=False)
     for whole in (False, True):
         ours = make_engine(state, whole_texts=whole)
-        ids, ends, offsets, words = ours.encode(texts, offsets=True, word_ids=True)
+        ids, ends, offsets, word_ids = ours.encode(texts, offsets=True, word_ids=True)
         for row, want in enumerate(library):
             part = slice(ends[row], ends[row + 1])
-            got = ids[part].tolist(), [tuple(pair) for pair in offsets[part].tolist()], words[part].tolist()
+            got = ids[part].tolist(), [tuple(pair) for pair in offsets[part].tolist()], word_ids[part].tolist()
             assert got == (want.ids, want.offsets, want.word_ids), (whole, texts[row])
 
 
@@ -186,9 +185,10 @@ def test_words_are_kept_where_a_text_is_cut(form: str) -> None:
         ({"rstrip": True}, "a <e>  b"),
         ({"content": "x y"}, "a x y a"),
         ({"content": f"x{MARK}y"}, f"a x  y x{MARK}y a"),
+        ({"content": "x\u00a8y"}, "a x\u00a8y x \u0308y"),
         ({"content": "\u00c9e"}, "a\u00c9e \u00e9e E\u0301e"),
     ],
-    ids=("lstrip", "single word", "rstrip", "a space", "a mark", "no ASCII"),
+    ids=("lstrip", "single word", "rstrip", "a space", "a mark", "becomes a space", "no ASCII"),
 )
 @pytest.mark.parametrize("form", ["bge-m3", "deberta, lower and words"])
 def test_tokens_in_normalized_text_that_reach_across_words(form: str, token: dict[str, Any], text: str) -> None:
