@@ -91,6 +91,8 @@ def cases() -> Iterator[KernelCase]:
         for variant, lengths in (("S128", (128,) * 32), ("S512", (512,) * 8)):
             extras = AttentionCase(lengths, None, 12, 64, 0.1, relative=letters)
             yield _of(extras, Use.GPU, f"{feature} {variant} p0.1", torch.bfloat16, make_with_extras)
+    extras = AttentionCase((128,) * 32, None, 12, 64, 0.1, bias="AQK", relative="C")
+    yield _of(extras, Use.GPU, "relative_key bias p0.1", torch.bfloat16, make_with_extras)
     for length, dropout_p in itertools.product((128, 512), (0.0, 0.1)):  # all slots filled, and half of them
         count = bert.FEWEST_TOKENS // length
         half = [max(1, round((i + 0.5) * length / count)) for i in range(count)]  # 1 token to nearly all of them
