@@ -64,8 +64,8 @@ Block read_block(std::istream& file) {
   block.name = identity::read_string(file);
   identity::read_string(file);  // the tokenizer.json
   options.model.unk_id = static_cast<std::int32_t>(identity::read_array(file).at(0));
-  for (bool* option : {&options.model.byte_fallback, &options.whitespace_split, &options.split,
-                       &options.split_punctuation}) {
+  for (bool* option :
+       {&options.model.byte_fallback, &options.whitespace_split, &options.split, &options.split_punctuation}) {
     *option = identity::read_number<std::uint8_t>(file) != 0;
   }
   const std::string replacement = identity::read_string(file), prepend = identity::read_string(file);
