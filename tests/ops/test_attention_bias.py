@@ -58,13 +58,13 @@ def test_the_routine_is_taken_and_sees_the_bias_where_it_lies(monkeypatch: pytes
         pytest.skip(str(native.unavailable_reason()))
 
     class Recorder:
-        def attention_fwd(self, *arguments: Any) -> None:
-            seen.extend(arguments[-3:])
-            library.attention_fwd(*arguments)
+        def attention_fwd(self, *arguments: Any, **extras: Any) -> None:
+            seen.extend(extras.values())
+            library.attention_fwd(*arguments, **extras)
 
-        def attention_bwd(self, *arguments: Any, dbias: int) -> None:
+        def attention_bwd(self, *arguments: Any, dbias: int, **extras: Any) -> None:
             seen.append(dbias != 0)
-            library.attention_bwd(*arguments, dbias=dbias)
+            library.attention_bwd(*arguments, dbias=dbias, **extras)
 
     monkeypatch.setattr("bert_fast.torch.attention.routines", lambda *_: Recorder())
     bias = torch.randn(1, 2, 30, 30).transpose(2, 3).expand(3, -1, -1, -1)
