@@ -8,8 +8,8 @@ gains, before it is scaled,
     relative_queries    P       k_j . p[i, j]       what keys are multiplied with
 
 either or both. BERT's relative_key has one table for all heads as C, its relative_key_query the same as C and P.
-DeBERTa's content-to-position and position-to-content terms are C and P, two tables; it counts distances of the latter
-from the key to the query, so its rows stand in P the other way round.
+DeBERTa's content-to-position and position-to-content terms are C and P, two tables. (Equation 4 writes the distance of
+the latter from the key to the query; the published code looks both up at the distance from the query to the key.)
 
 Backward, for one head's gradient ds [Sq, Sk] of these scores:
 
