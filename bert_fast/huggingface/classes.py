@@ -53,6 +53,10 @@ class _ReplacementModel(_Replacement):
         super().__init__(*args, **kwargs)
         swap_in(self)  # type: ignore[arg-type]
 
+
+class _ReplacementEncoder(_ReplacementModel):
+    """One of transformers'. sentence-transformers prints its models into the model cards that it saves."""
+
     def extra_repr(self) -> str:
         """What `print(model)` shows first, so that a fused model is told from an untouched one."""
         return "\n".join(filter(None, ("fused by bert_fast", super().extra_repr())))  # type: ignore[misc]
@@ -96,7 +100,7 @@ def _read_libraries(classes: Iterable[type]) -> None:
             family = LIBRARIES[library]
             for name, original, computing in known(library):
                 is_model = name in family.models
-                replacement = _ReplacementModel if is_model else _Replacement
+                replacement = _ReplacementEncoder if is_model else _Replacement
                 attributes = _attributes(family, name, original, computing)
                 _put(original, (replacement, computing, original), computing.__doc__, attributes)
                 if is_model:

@@ -26,14 +26,24 @@ def quantize(model: _M) -> _M:
     copies and pickles of the model are quantized as well. A text has the same bits alone, in any batch and for any
     number of threads. Calls that would record a gradient raise `DerivativeError`. Quantizing again changes nothing.
 
-    model: one that was fused, or has an encoder of bert_fast inside; in evaluation, in fp32, on the CPU, without
-        adapters (merge them first).
-    Returns: model.
+    Args:
+        model: one that was fused, or has an encoder of bert_fast inside; in evaluation, in fp32, on the CPU, without
+            adapters (merge them first).
+
+    Returns:
+        model.
 
     Raises:
         TypeError: model is no module.
         ValueError: there is no such encoder inside, or a layer of it is something else than above; nothing is changed
             then.
+
+    Example:
+        >>> config = bert_fast.BertConfig(vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = bert_fast.quantize(bert_fast.BertModel(config).eval())
+        >>> with torch.inference_mode():
+        ...     model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+        torch.Size([1, 3, 32])
     """
     _check_module(model)
     found = [one for path, layer in _layers(model) for one in _linears(path, layer)]
@@ -54,10 +64,20 @@ def quantize(model: _M) -> _M:
 def unquantize(model: _M) -> _M:
     """Undoes `quantize`, in place: linear layers multiply their parameters again, which never changed.
 
-    Returns: model; one that is not quantized is left as it is.
+    Args:
+        model: any module; one that is not quantized is left as it is.
+
+    Returns:
+        model.
 
     Raises:
         TypeError: model is no module.
+
+    Example:
+        >>> config = bert_fast.BertConfig(vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = bert_fast.quantize(bert_fast.BertModel(config).eval())
+        >>> type(bert_fast.unquantize(model).encoder.layer[0].output.dense).__name__
+        'Linear'
     """
     _check_module(model)
     for module in model.modules():

@@ -21,12 +21,22 @@ from bert_fast.reference.linear_int8 import QuantizedWeight as QuantizedWeight
 def quantize_weight(weight: Tensor) -> QuantizedWeight:
     """Rounds the weight of a linear layer to 8 bits, with one scale per row: w = scale * round(w / scale).
 
-    weight (Tensor [N, K], fp32; K at most 65,536): its gradient does not reach the result.
-    Returns: (packed, scale, sums), for `linear_int8`: the rounded weight in the layout of its kernels (Tensor
+    Args:
+        weight (Tensor [N, K], fp32; K at most 65,536): its gradient does not reach the result.
+
+    Returns:
+        (packed, scale, sums), for `linear_int8`: the rounded weight in the layout of its kernels (Tensor
         [ceil(N / 16), 16 ceil(K / 64), 64], int8), the scales (Tensor [N], fp32: max |w| / 127) and the sums of the
         rounded rows (Tensor [N], int32). All are new, and do not follow weight.
-    Raises: TypeError, ValueError naming the argument.
+
+    Raises:
+        TypeError, ValueError: weight is of another shape or dtype.
+
     A row of zeros has the scale 0; one with NaN or an infinity has the scale NaN, and so gives NaN. No device sync.
+
+    Example:
+        >>> ops.quantize_weight(torch.tensor([[127.0, -63.5], [0.5, 1.0]])).scale * 127
+        tensor([127.,   1.])
     """
     check_shape("weight", weight, ("N", "K"))
     check_dtype("weight", weight, (torch.float32,))
@@ -40,20 +50,29 @@ def linear_int8(
 ) -> Tensor:
     """y = x W^T + b with x rounded to 8 bits, row by row, and W rounded before: sums of products are exact integers.
 
-    x (Tensor [T, K], fp32, on a CPU; K at most 65,536): every row has a scale and a zero point of its own, from its
-        least and greatest value.
-    weight: of `quantize_weight`, for a weight [N, K].
-    bias (Tensor [N] or None, fp32).
-    backend: "torch" or "reference"; None takes the first.
-    Returns: y (Tensor [T, N], fp32), contiguous; NaN in the rows in which x has NaN or an infinity.
+    Args:
+        x (Tensor [T, K], fp32, on a CPU; K at most 65,536): every row has a scale and a zero point of its own, from
+            its least and greatest value.
+        weight: of `quantize_weight`, for a weight [N, K].
+        bias (Tensor [N] or None, fp32): added to every row.
+        backend: "torch" or "reference"; None takes the first.
+
+    Returns:
+        y (Tensor [T, N], fp32), contiguous; NaN in the rows in which x has NaN or an infinity.
 
     Raises:
-        TypeError, ValueError: arguments do not fit. BackendError: tensors are not on a CPU.
+        TypeError, ValueError: arguments do not fit.
+        BackendError: tensors are not on a CPU.
         DerivativeError: a gradient is recorded, which rounding has not.
 
     A row of y depends on that row of x alone; its bits are the same in any batch, for any number of threads, under any
         instruction set and on both back-ends. Autocast casts nothing here.
     Source: Jacob et al. 2017 (arXiv:1712.05877), section 2.
+
+    Example:
+        >>> weight = ops.quantize_weight(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> ops.linear_int8(torch.tensor([[255.0, 0.0]]), weight)
+        tensor([[255.,   0.]])
     """
     check_shape("x", x, ("T", "K"))
     check_dtype("x", x, (torch.float32,))
