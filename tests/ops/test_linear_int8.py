@@ -150,7 +150,7 @@ X, WEIGHT = torch.zeros(2, 70), ops.quantize_weight(torch.zeros(20, 70))
             "x: expected a Tensor that requires no gradient, .* within torch.inference_mode",
         ),
     ],
-    ids=lambda given: "" if callable(given) else str(given)[:30],
+    ids=lambda given: "" if callable(given) else str(given)[:30].replace("\\", ""),
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(call, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

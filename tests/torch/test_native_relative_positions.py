@@ -61,7 +61,7 @@ def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> 
         assert torch.equal(actual[name], expected[name]), name
 
 
-@pytest.mark.parametrize("arguments", CASES, ids=str)
+@pytest.mark.parametrize("arguments", CASES, ids=lambda given: ", ".join(map(str, given.values())))
 def test_against_the_reference(native: ModuleType, arguments: dict) -> None:
     case, dtype = AttentionCase(**arguments), torch.float32
     actual, plain, truth = case.run("torch", dtype), case.plain(dtype), case.truth(dtype)
