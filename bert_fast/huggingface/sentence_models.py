@@ -51,7 +51,7 @@ _ORIGINALS = originals(
     "sentence_transformer.modules.Pooling.forward", "sparse_encoder.modules.SpladePooling.forward",
 )  # fmt: skip
 _HAS_INFERENCE = hasattr(SentenceTransformer, "_inference")  # from 6.2: what makes batches of texts and runs them
-PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward`: nobody else sees the batch
+PACK = "_pack"  # passed from `_inference` to `preprocess` and `forward` alone: callers never see a packed batch
 _NO_LIMIT = int(1e20)  # transformers' own: a greater model_max_length is none
 BESIDE = frozenset(("modality", "prompt_length", "sentence_embedding", "task", "token_embeddings"))  # not the model's
 
@@ -134,7 +134,7 @@ class _VectorModel(PackingModel):
     def forward(self, input: Any, **kwargs: Any) -> Any:
         """As sentence-transformers' own; takes packed features, too.
 
-        `token_embeddings` of what it returns are made when somebody looks at them.
+        `token_embeddings` of what it returns are made when they are read.
         """
         is_own = kwargs.pop(PACK, False)
         if torch.compiler.is_compiling() or next(self._reasons_of_call(input, kwargs), None) is not None:

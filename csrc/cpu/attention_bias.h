@@ -16,7 +16,7 @@
 
 namespace bert_fast::cpu {
 
-// The row and positions of a call's tokens, read once, so that they may lie where somebody else writes.
+// The row and positions of a call's tokens, copied once, so that another thread may write to the caller's array.
 class BiasPlaces {
  public:
   // Throws std::invalid_argument where the bias has no element for a token, or an address is missing; without a bias

@@ -56,8 +56,8 @@ struct Range {
   int64_t size() const { return highest - lowest + 1; }
 };
 
-// What threads share: the tables, and the positions of a call's tokens, read once, so that they may lie where somebody
-// else writes.
+// What threads share: the tables, and the positions of a call's tokens. Positions are copied once, so that another
+// thread may write to the caller's array during the call.
 class PositionTables {
  public:
   // Throws std::invalid_argument where a table has no row for a distance or an address is missing; without tables
