@@ -102,7 +102,7 @@ struct LinearKernels {
     int64_t k = 0;
     for (; k + 4 <= c.num_steps; k += 4) {
       if (k % 16 == 0) {
-        for (int64_t i = 0; i < next.num_rows; ++i) __builtin_prefetch(next.weight + i * next.stride + k, 0, 2);
+        for (int64_t i = 0; i < next.num_rows; ++i) __builtin_prefetch(next.weight + i * next.stride + k, 0, 3);
       }
       linear_steps<m, vectors, from>(sums, x, x_stride, c, k, 4);
     }
