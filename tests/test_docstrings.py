@@ -58,6 +58,8 @@ def test_examples_run_as_printed() -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     count = 0
     for path, value in public_objects().items():
+        if path == "bert_fast.XLMRobertaTokenizer" and bert_fast.native.load() is None:
+            continue  # it needs the C++ extension
         for test in examples_of(path, value):
             count += 1
             runner.run(test, out=report.append)
