@@ -58,18 +58,13 @@ def test_examples_run_as_printed() -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     count = 0
     for path, value in public_objects().items():
+        if path == "bert_fast.XLMRobertaTokenizer" and bert_fast.native.load() is None:
+            continue  # it needs the C++ extension
         for test in examples_of(path, value):
             count += 1
             runner.run(test, out=report.append)
     assert not report, "".join(report)
     assert count >= 60
-
-
-# Their arguments stand in paragraphs, several to one, as most of them depend on one another.
-PARAGRAPHS = {
-    f"bert_fast.ops.{name}"
-    for name in ("attention", "attention_padded", "attention_qkv", "attention_with_probabilities")
-}
 
 
 def functions() -> dict[str, Any]:
@@ -85,11 +80,10 @@ def test_every_public_function_has_an_example() -> None:
 def test_every_public_function_describes_its_arguments_and_its_result() -> None:
     for path, value in functions().items():
         entries = re.findall(r"^    \*{0,2}(\w+)(?: \(.*\))?: ", _section(value, "Args"), re.MULTILINE)
-        if path not in PARAGRAPHS:
-            assert set(parameters_of(value)) <= set(entries) <= set(inspect.signature(value).parameters), path
-            assert not re.search(r"^(Args|Returns|Raises): ", inspect.getdoc(value) or "", re.MULTILINE), path
-            result = str(inspect.signature(value).return_annotation)
-            assert result == "None" or "Iterator" in result or has_section(value, "Returns"), f"{path}: no Returns"
+        assert set(parameters_of(value)) <= set(entries) <= set(inspect.signature(value).parameters), path
+        assert not re.search(r"^(Args|Returns|Raises): ", inspect.getdoc(value) or "", re.MULTILINE), path
+        result = str(inspect.signature(value).return_annotation)
+        assert result == "None" or "Iterator" in result or has_section(value, "Returns"), f"{path}: no Returns"
 
 
 def _section(value: Any, title: str) -> str:

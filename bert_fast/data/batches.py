@@ -35,10 +35,18 @@ _NUMBER_BITS = 40  # of a batch's number, below the room that it has
 class Source(Protocol):
     """Examples 0 to n - 1 of every epoch, of known lengths; a batch of them is a pure function of its arguments.
 
-    So any process, worker or thread may make any batch, in any order, and a run can go on in the middle of an epoch.
-    An example is one sequence, but where a task joins several to one (the choices of a question): then all of them.
+    So any process, worker or thread may make any batch, in any order, and a run can resume in the middle of an epoch.
+    An example is one sequence, or all of them if a task joins several (the choices of a question).
 
     A source may have a length, too, the examples of the first epoch; without one a Trainer trains by max_steps only.
+
+    Example:
+        >>> class Numbers:  # three examples of two tokens each
+        ...     lengths = staticmethod(lambda epoch: torch.full((3,), 2, dtype=torch.int32).numpy())
+        ...     batch = staticmethod(lambda epoch, indices: {"input_ids": torch.tensor(indices).repeat_interleave(2)})
+        >>> batches = data.Batches(Numbers(), batch_size=2, shuffle=False).epoch(0)
+        >>> [batch["input_ids"].tolist() for batch in batches]
+        [[0, 0, 1, 1], [2, 2]]
     """
 
     def lengths(self, epoch: int) -> np.ndarray:

@@ -28,6 +28,14 @@ class Examples:
 
     Raises:
         TypeError, ValueError: an array has another length; num_choices does not divide the number of sequences.
+
+    Example:
+        >>> from bert_fast.data.sequences import Sequences
+        >>> tokenizer = bert_fast.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"])
+        >>> sequences = Sequences.joined(tokenizer, ["good film", "bad"])
+        >>> examples = data.Examples(sequences, {"labels": torch.tensor([1, 0]).numpy()})
+        >>> examples.batch(0, torch.tensor([0]).numpy())["input_ids"].tolist()
+        [2, 5, 7, 3]
     """
 
     sequences: Sequences

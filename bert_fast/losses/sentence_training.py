@@ -14,13 +14,11 @@ _Features = Mapping[str, Any]
 
 
 class InBatchNegatives(nn.Module):
-    """`in_batch_negatives` of a `SentenceTransformer`, in place of its `MultipleNegativesRankingLoss`.
-
-        trainer = SentenceTransformerTrainer(model, arguments, dataset, loss=bert_fast.losses.InBatchNegatives(model))
+    """`in_batch_negatives` as a loss for `SentenceTransformerTrainer`, in place of `MultipleNegativesRankingLoss`.
 
     Value and gradient are those of that loss. The matrix of scores, [B, N], never exists. With `mini_batch_size` or
-    `mini_batch_num_tokens` the activations of some rows of the batch are in memory at a time (`cached_loss`), as they
-    are in `CachedMultipleNegativesRankingLoss`, and gradients are those of the whole batch under dropout, too.
+    `mini_batch_num_tokens` only some rows' activations are in memory at a time (`cached_loss`), as in
+    `CachedMultipleNegativesRankingLoss`. Gradients are those of the whole batch, under dropout too.
 
     Args:
         model: makes "sentence_embedding" [B, D] of the features of a column of the dataset.
@@ -37,6 +35,14 @@ class InBatchNegatives(nn.Module):
 
     Raises:
         ValueError: the message names the argument.
+
+    Example:
+        >>> class Model(torch.nn.Module):  # in the place of a SentenceTransformer
+        ...     def forward(self, features):
+        ...         return {"sentence_embedding": features["input_ids"].float()}
+        >>> columns = [{"input_ids": torch.eye(4)}] * 2  # queries, and documents that answer them
+        >>> losses.InBatchNegatives(Model(), mini_batch_size=2)(columns).item() < 1e-3
+        True
     """
 
     def __init__(

@@ -28,10 +28,21 @@ from bert_fast.modules.pooler import BertPooler
 
 
 class BertPreTrainedModel(PretrainedMixin, nn.Module):
-    """What all models share: construction from a configuration, loading and saving, initial weights.
+    """The base of all models: construction from a configuration, loading and saving, initial weights.
 
     Args:
         config (BertConfig): sizes, dropout probabilities, labels.
+
+    Raises:
+        TypeError: config is no `BertConfig`.
+
+    Example:
+        >>> config = BertConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = bert_fast.BertModel(config).save_pretrained(folder)
+        ...     model = bert_fast.BertModel.from_pretrained(path)
+        >>> isinstance(model, bert_fast.BertPreTrainedModel)
+        True
     """
 
     def __init__(self, config: BertConfig) -> None:

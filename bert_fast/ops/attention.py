@@ -40,29 +40,40 @@ def attention(
     sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """out = dropout(softmax(scale * (q k^T + relative) + bias)) v, every sequence on its own.
+    """Returns dropout(softmax(scale * (q k^T + relative) + bias)) v, for every sequence on its own.
 
-    q (Tensor [Tq, A, D], floating), k, v (Tensor [Tk, A, D], dtype of q): packed sequences; strides are free, and the
-        parts of a fused buffer [T, 3, A, D] are not copied.
-    cu_seqlens_q, cu_seqlens_k (Tensor [B + 1], int32): start of every sequence, then T; k's default is q's.
-    max_seqlen_q, max_seqlen_k (int): an upper bound of the lengths.
-    softmax_scale (float): default 1 / sqrt(D). causal: a query does not see keys at later positions.
-    dropout_p, seed (Tensor [1], int64), coords_q, coords_k (Tensor [T, 2], int32), site: as in `ops.dropout`;
-        `reference/dropout.py` says which bit belongs to which query and key. A token's coords are its row in the
-        original batch and its position there; positions rise within a sequence, with holes where padding stood.
-        Dropout needs coords_q. causal, bias and the tables look tokens up by both; where k belongs to the same
-        sequences as q (no cu_seqlens_k) they default to q's, and these to sequence and index in it.
-    bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating, any strides): added to the scaled scores by the row and
-        positions of query and key; -inf removes a key from a query. B counts the rows of the original batch, Sq and Sk
-        reach beyond the largest positions.
-    relative_keys, relative_queries (Tensor [2M - 1, A, D], dtype of q or fp32, any strides; either or both): vectors of
-        relative positions, for the distances -(M - 1) .. M - 1 from a query to a key. relative = q . relative_keys of
-        the distance + k . relative_queries of it. One table of all heads (BERT's relative_key; as both arguments,
-        relative_key_query) is `table[:, None].expand(-1, A, -1)`; DeBERTa has two. No tensor of all pairs is made.
-    sequence_order (Tensor [B], int32): the order in which to work on the sequences, longest first, see
-        `Packing.order`; it changes the speed alone.
-    backend: "triton", "torch" or "reference"; None takes the first that can run the call.
-    Returns: out (Tensor [Tq, A, D], dtype of q), contiguous; a query without keys gives exactly 0 and zero gradients.
+    Args:
+        q (Tensor [Tq, A, D], floating): queries of packed sequences; any strides.
+        k (Tensor [Tk, A, D], dtype of q): keys; any strides. Parts of a fused buffer [T, 3, A, D] are not copied.
+        v (Tensor [Tk, A, D], dtype of q): values; any strides.
+        cu_seqlens_q (Tensor [B + 1], int32): start of every sequence, then Tq.
+        max_seqlen_q (int): an upper bound of the lengths.
+        cu_seqlens_k (Tensor [B + 1], int32): the same of the keys; None: cu_seqlens_q.
+        max_seqlen_k (int): the same of the keys; None: max_seqlen_q. Needed beside cu_seqlens_k.
+        softmax_scale (float): None: 1 / sqrt(D).
+        causal (bool): a query does not see keys at later positions.
+        dropout_p (float): probability of dropping an attention probability.
+        seed (Tensor [1], int64): needed for dropout, see `ops.dropout`.
+        coords_q (Tensor [Tq, 2], int32): each token's row in the original batch and its position there; positions rise
+            within a sequence, with holes where padding stood. Needed for dropout, which draws by them. causal, bias
+            and the tables look tokens up by them; None: sequence, and index in it.
+        coords_k (Tensor [Tk, 2], int32): the same of the keys; None: coords_q. Beside cu_seqlens_k both are needed for
+            causal, bias and the tables.
+        site (int): the place in the model, see `ops.dropout`.
+        bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating): added to the scaled scores by the row and positions
+            of query and key; any strides. -inf removes a key from a query. B counts the rows of the original batch;
+            Sq and Sk are greater than the largest positions.
+        relative_keys (Tensor [2M - 1, A, D], dtype of q or fp32): a vector for each distance -(M - 1) .. M - 1 from a
+            query to a key; any strides. relative = q . relative_keys of the distance + k . relative_queries of it. A
+            table of all heads (BERT's relative_key) is `table[:, None].expand(-1, A, -1)`.
+        relative_queries (Tensor [2M - 1, A, D], dtype of q or fp32): the vectors that keys are multiplied with; alone
+            or beside relative_keys. BERT's relative_key_query is one table as both arguments; DeBERTa has two.
+        sequence_order (Tensor [B], int32): the order to work on the sequences, longest first, see `Packing.order`; it
+            changes the speed alone.
+        backend (str): "triton", "torch" or "reference"; None: the first that can run the call.
+
+    Returns:
+        out (Tensor [Tq, A, D], dtype of q), contiguous; a query without keys gives exactly 0 and zero gradients.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or devices do not fit; on the CPU (elsewhere with BERT_FAST_DEBUG=1) also
@@ -70,10 +81,11 @@ def attention(
             bias or the tables do not reach.
         BackendError: the forced back-end cannot run the call.
 
-    Differentiable once, in q, k, v, bias and the tables. Deterministic; no device sync on a GPU with
-    Triton. Precision: softmax and every sum in fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements),
-    and what was given beside them, no probabilities.
-    Autocast: q, k and v are cast to the autocast dtype; bias keeps its own, tables too in fp32.
+    Differentiable once, in q, k, v, bias and the tables. Deterministic; no device sync on a GPU with Triton. Softmax
+    and every sum are fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements), and what was given beside
+    them; no tensor of all pairs of tokens exists. Autocast: q, k and v are cast to the autocast dtype; bias keeps its
+    own, tables too if they are fp32.
+
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155), Huang et al. 2020
     (arXiv:2009.13658), method 4, and He et al. 2020 (arXiv:2006.03654), equation 4.
@@ -111,13 +123,37 @@ def attention_with_probabilities(
     relative_keys: Tensor | None = None,
     relative_queries: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`attention`, and the probabilities that v was multiplied with: after dropout.
+    """Returns `attention`, and the probabilities that v was multiplied with, after dropout.
 
-    It is for looking at them: the reference itself, sequence by sequence in plain tensor arithmetic, with every
-    [A, Sq, Sk] kept for backward and one device sync or more. Not for `torch.compile`: the number of outputs depends on
+    It is for looking at probabilities, and slow: the reference works sequence by sequence, keeps every [A, Sq, Sk] for
+    backward, and waits for the device at least once. Not for `torch.compile`, because the number of outputs depends on
     the batch. Differentiable through all outputs, any number of times.
 
-    Returns: out (Tensor [Tq, A, D]), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype of q).
+    Args:
+        q (Tensor [Tq, A, D], floating): queries of packed sequences.
+        k (Tensor [Tk, A, D], dtype of q): keys.
+        v (Tensor [Tk, A, D], dtype of q): values.
+        cu_seqlens_q (Tensor [B + 1], int32): start of every sequence, then Tq.
+        max_seqlen_q (int): an upper bound of the lengths.
+        cu_seqlens_k (Tensor [B + 1], int32): as in `attention`.
+        max_seqlen_k (int): as in `attention`.
+        softmax_scale (float): None: 1 / sqrt(D).
+        causal (bool): a query does not see keys at later positions.
+        dropout_p (float): probability of dropping an attention probability.
+        seed (Tensor [1], int64): needed for dropout.
+        coords_q (Tensor [Tq, 2], int32): row and position of every token, as in `attention`.
+        coords_k (Tensor [Tk, 2], int32): as in `attention`.
+        site (int): the place in the model.
+        bias (Tensor [B or 1, A or 1, Sq or 1, Sk or 1], floating): added to the scaled scores, as in `attention`.
+        relative_keys (Tensor [2M - 1, A, D], dtype of q or fp32): as in `attention`.
+        relative_queries (Tensor [2M - 1, A, D], dtype of q or fp32): as in `attention`.
+
+    Returns:
+        out (Tensor [Tq, A, D], dtype of q), and for every sequence, in order, probabilities (Tensor [A, Sq, Sk], dtype
+        of q).
+
+    Raises:
+        ValueError, TypeError: as `attention`; q is on meta.
 
     Example:
         >>> q, k, v = torch.randn(3, 5, 2, 8)
@@ -159,19 +195,38 @@ def attention_padded(
     relative_queries: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """`attention` of a padded batch: packs, attends, unpacks. A token's coords are its row and column.
+    """Returns `attention` of a padded batch: packs, attends, unpacks. A token's coords are its row and column.
 
-    q (Tensor [B, Sq, A, D], floating), k, v (Tensor [B, Sk, A, D], dtype of q): strides are free; where nothing is
-        padded and batch and sequence can be viewed as one dimension, nothing is copied.
-    keep_mask (Tensor [B, Sq], bool or integer, or None): nonzero marks a token, 0 padding, which may stand anywhere
-        and hold anything, NaN too. keep_mask_k (Tensor [B, Sk]): the same of the keys; default: keep_mask where
-        Sq = Sk, else nothing is padded.
-    first_position (int): of the queries' first column among the keys, as in decoding with Sk - Sq cached keys.
-    bias (Tensor broadcastable to [B, A, Sq, Sk], floating): by columns, whatever first_position is.
-    The rest: as in `attention`.
-    Returns: out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0.
-    Costs one device sync for every mask, and none for one on the CPU, where it may be wherever q is. A batch with
-    nothing padded gives the bits of the packed call.
+    Args:
+        q (Tensor [B, Sq, A, D], floating): queries; any strides. If nothing is padded and batch and sequence can be
+            viewed as one dimension, nothing is copied.
+        k (Tensor [B, Sk, A, D], dtype of q): keys; any strides.
+        v (Tensor [B, Sk, A, D], dtype of q): values; any strides.
+        keep_mask (Tensor [B, Sq], bool or integer): nonzero marks a token, 0 padding, which may stand anywhere and hold
+            anything, NaN too. None: nothing is padded.
+        keep_mask_k (Tensor [B, Sk], bool or integer): the same of the keys; None: keep_mask if Sq = Sk, else nothing is
+            padded. Needed beside keep_mask if Sq is not Sk.
+        first_position (int): position of the queries' first column among the keys, as in decoding with Sk - Sq cached
+            keys.
+        softmax_scale (float): None: 1 / sqrt(D).
+        causal (bool): a query does not see keys at later positions.
+        dropout_p (float): probability of dropping an attention probability.
+        seed (Tensor [1], int64): needed for dropout, see `ops.dropout`.
+        site (int): the place in the model, see `ops.dropout`.
+        bias (Tensor broadcastable to [B, A, Sq, Sk], floating): added to the scaled scores by columns, whatever
+            first_position is; -inf removes a key from a query.
+        relative_keys (Tensor [2M - 1, A, D], dtype of q or fp32): as in `attention`.
+        relative_queries (Tensor [2M - 1, A, D], dtype of q or fp32): as in `attention`.
+        backend (str): "triton", "torch" or "reference"; None: the first that can run the call.
+
+    Returns:
+        out (Tensor [B, Sq, A, D], dtype of q), exactly 0 on padding; gradients of padding are exactly 0. A batch with
+        nothing padded gives the bits of the packed call.
+
+    Raises:
+        ValueError, TypeError, BackendError: as `attention`; a mask does not fit.
+
+    Costs one device sync for every mask on a GPU. A mask on the CPU costs none, whatever device q is on.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 2, 8)  # two rows of four columns, two heads

@@ -39,20 +39,33 @@ def attention_qkv(
     sequence_order: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """`attention(q, k, v)` of `q, k, v = qkv.unbind(1)`, whose gradient is one tensor.
+    """Returns `attention(q, k, v)` of `q, k, v = qkv.unbind(1)`; its gradient is one tensor.
 
-    qkv (Tensor [T, 3, A, D], floating): query, key and value of every token, as `qkv_projection` makes them; strides
-        are free.
-    cu_seqlens (Tensor [B + 1], int32): start of every sequence, then T.
-    max_seqlen (int): an upper bound of the lengths.
-    coords (Tensor [T, 2], int32): (row, position) of every token, as coords_q of `attention`.
-    The rest: as in `attention`.
-    Returns: out (Tensor [T, A, D], dtype of qkv), contiguous, the bits of `attention`.
+    Args:
+        qkv (Tensor [T, 3, A, D], floating): query, key and value of every token, as `qkv_projection` makes them; any
+            strides.
+        cu_seqlens (Tensor [B + 1], int32): start of every sequence, then T.
+        max_seqlen (int): an upper bound of the lengths.
+        softmax_scale (float): None: 1 / sqrt(D).
+        causal (bool): a query does not see keys at later positions.
+        dropout_p (float): probability of dropping an attention probability.
+        seed (Tensor [1], int64): needed for dropout, see `ops.dropout`.
+        coords (Tensor [T, 2], int32): row and position of every token, as coords_q of `attention`.
+        site (int): the place in the model, see `ops.dropout`.
+        bias (Tensor [B or 1, A or 1, S or 1, S or 1], floating): added to the scaled scores, as in `attention`.
+        relative_keys (Tensor [2M - 1, A, D], dtype of qkv or fp32): as in `attention`.
+        relative_queries (Tensor [2M - 1, A, D], dtype of qkv or fp32): as in `attention`.
+        sequence_order (Tensor [B], int32): as in `attention`.
+        backend (str): "triton", "torch" or "reference"; None: the first that can run the call.
 
-    Raises: as `attention`.
+    Returns:
+        out (Tensor [T, A, D], dtype of qkv), contiguous, with the bits of `attention`.
 
-    Differentiable once, in qkv, bias and the tables; the gradient of qkv is contiguous and written once, in
-    place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
+    Raises:
+        ValueError, TypeError, BackendError: as `attention`.
+
+    Differentiable once, in qkv, bias and the tables. The gradient of qkv is contiguous and written once, in place.
+    Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
 
     Example:
         >>> qkv = torch.randn(5, 3, 2, 8)  # as `qkv_projection` makes it

@@ -53,9 +53,16 @@ def _own_names(argument: str, tokens: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class Tokenizer(UnpaddedTokenizer):
-    """What all tokenizers have in common: calls, with the names that calls had before, and `pad`.
+    """The base of all tokenizers: calls, with the names that calls had before, and `pad`.
 
     `extra` are further special tokens, lists or mappings from their names, by the arguments that hold them.
+
+    Example:
+        >>> tokenizer = bert_fast.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text"])
+        >>> isinstance(tokenizer, tokenization.Tokenizer)
+        True
+        >>> tokenizer(["a text", "a"], padding=True)["input_ids"]
+        [[2, 5, 6, 3], [2, 5, 3, 0]]
     """
 
     def __init__(

@@ -14,21 +14,40 @@ FoundTokens = tuple[Layout, np.ndarray, np.ndarray, np.ndarray]  # and ids [T], 
 
 
 class CharSpan(NamedTuple):
-    """Start and stop in code points of the original string (or word)."""
+    """Start and stop in code points of the original string (or word).
+
+    Example:
+        >>> tokenizer = bert_fast.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text", "##s"])
+        >>> tokenizer(["a texts"]).token_to_chars(0, 3)  # of "##s"
+        CharSpan(start=6, end=7)
+    """
 
     start: int
     end: int
 
 
 class TokenSpan(NamedTuple):
-    """First token and the one after the last."""
+    """First token and the one after the last.
+
+    Example:
+        >>> tokenizer = bert_fast.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text", "##s"])
+        >>> tokenizer(["a texts"]).word_to_tokens(0, 1)
+        TokenSpan(start=2, end=4)
+    """
 
     start: int
     end: int
 
 
 class Encoding:
-    """One row of a batch: its tokens and where they came from. Lists are made when asked for."""
+    """One row of a batch: its tokens and where they came from. Lists are made when asked for.
+
+    Example:
+        >>> tokenizer = bert_fast.BertTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "text", "##s"])
+        >>> row = tokenizer(["a texts"])[0]
+        >>> row.tokens, row.word_ids
+        (['[CLS]', 'a', 'text', '##s', '[SEP]'], [None, 0, 1, 1, None])
+    """
 
     def __init__(self, arrays: dict[str, np.ndarray], tokens: Sequence[str]) -> None:
         self._arrays = arrays

@@ -58,6 +58,13 @@ class XLMRobertaTokenizer(Tokenizer):
         BackendError: the C++ extension is not there.
 
     Source: Kudo 2018 (arXiv:1804.10959); Conneau et al. 2020 (arXiv:1911.02116).
+
+    Example:
+        >>> import json, transformers
+        >>> vocab = [(piece, -1.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "\u2581a", "\u2581text")]
+        >>> file = transformers.XLMRobertaTokenizer(vocab=vocab).backend_tokenizer.to_str()
+        >>> bert_fast.XLMRobertaTokenizer(json.loads(file))("a text")["input_ids"]
+        [0, 4, 5, 2]
     """
 
     def __init__(
