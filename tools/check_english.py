@@ -30,7 +30,6 @@ WIDE = (
     "docs/decisions/0001-dropout-bits.md",
     "docs/decisions/0006-attention-dropout.md",
     "docs/decisions/0007-attention-regimes.md",
-    "docs/decisions/0024-weights-read-as-they-lie.md",
     "docs/kernels/attention.md",
     "docs/serving.md",
 )

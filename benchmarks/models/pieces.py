@@ -58,9 +58,13 @@ def attention() -> tuple[Run, Run]:
     )
 
 
-def linear() -> tuple[Run, Run]:
-    """The linear layer of the MLP, forward, against `torch.nn.functional.linear`; 940 x 768 x 3072."""
-    inputs = torch.randn(940, 768), torch.randn(3072, 768), torch.randn(3072)
+# Tokens, inner dimension and columns: one text and many, the MLP's two products of MiniLM and BERT-base.
+LINEAR = ((31, 384, 1536), (31, 3072, 768), (128, 768, 3072), (1024, 384, 1536), (940, 768, 3072), (1024, 3072, 768))
+
+
+def linear(tokens: int, inner: int, columns: int) -> tuple[Run, Run]:
+    """A linear layer, forward, against `torch.nn.functional.linear`."""
+    inputs = torch.randn(tokens, inner), torch.randn(columns, inner), torch.randn(columns)
     return lambda: ops.linear(*inputs), lambda: F.linear(*inputs)
 
 
@@ -114,9 +118,11 @@ PIECES: dict[str, Callable[[int], dict[str, object]]] = {
     "saved_bytes_per_layer": lambda rounds: saved_bytes_per_layer(),
     "component/attention": partial(_beside_torch, "attention/32x128x12x64/forward", attention),
     "component/dropout": partial(_beside_torch, "dropout/4096x768/forward and backward", dropout),
-    "component/linear": partial(_beside_torch, "linear/940x768x3072/forward", linear),
     "component/dropout_add_layer_norm": partial(
         _beside_torch, "dropout_add_layer_norm/4096x768/forward and backward", dropout_add_layer_norm
     ),
     "component/import_time": import_time,
+} | {
+    f"component/linear/{t}x{k}x{n}": partial(_beside_torch, f"linear/{t}x{k}x{n}/forward", partial(linear, t, k, n))
+    for t, k, n in LINEAR
 }

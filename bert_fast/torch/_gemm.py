@@ -1,8 +1,9 @@
-"""Matrix products of linear layers by the faster of the CPU's two libraries.
+"""Matrix products of linear layers by what multiplies fastest on this CPU.
 
-PyTorch multiplies fp32 matrices with MKL, which uses AVX-512 on Intel's processors only. oneDNN, in the same PyTorch
-build, uses it wherever it is there: twice the rate on AMD's (`docs/decisions/0004-onednn-gemm.md`). Which library runs
-depends on the machine alone, never on a measurement, so that results repeat bit for bit.
+Forward products in fp32 are our own (`csrc/cpu/linear.h`). Gradients are PyTorch's: MKL, which uses AVX-512 on Intel's
+processors only. oneDNN, in the same PyTorch build, uses it wherever it is there: twice the rate on AMD's, forward too
+(`docs/decisions/0004-onednn-gemm.md`). Which one runs depends on the machine alone, never on a measurement, so that
+results repeat bit for bit.
 """
 
 import functools
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from bert_fast.batch_invariance import refuse_on_gpu
 from bert_fast.devices import wide_products
+from bert_fast.torch._native import address, routines
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -30,7 +32,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight = weight.to(x.dtype)
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(x.dtype)
-    return matmul(x, weight.t(), bias)
+    lib = routines(x, weight, bias)
+    if (
+        lib is None
+        or lib.simd_level() == "portable"
+        or _mkl_lacks_avx512()
+        or x.stride(1) != 1
+        or weight.stride(1) != 1
+    ):
+        return matmul(x, weight.t(), bias)
+    y = x.new_empty((len(x), len(weight)))
+    if bias is not None:
+        bias = bias.contiguous()
+    lib.linear(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), address(bias), y.data_ptr(), *y.shape,
+        x.shape[1], torch.get_num_threads(),
+    )  # fmt: skip
+    return y
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

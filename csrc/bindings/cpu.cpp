@@ -222,6 +222,12 @@ void attention_bwd(Address dout, Address q, Address k, Address v, Address lse, A
       make_spec(seed, site, threshold, scale), num_threads);
 }
 
+void linear(Address x, int64_t x_stride, Address weight, int64_t weight_stride, Address bias, Address y,
+            int64_t num_rows, int64_t num_columns, int64_t k, int num_threads) {
+  const cpu::Weights part{at<const float>(weight), weight_stride, at<const float>(bias), num_columns};
+  cpu::linear({at<const float>(x), x_stride}, &part, 1, {at<float>(y), num_columns}, num_rows, k, nullptr, num_threads);
+}
+
 cpu::Int8Weights int8_of(const Address* addresses) {
   return {at<const int8_t>(addresses[0]), at<const float>(addresses[1]), at<const int32_t>(addresses[2])};
 }
@@ -327,6 +333,10 @@ void bind_cpu(py::module_& module) {
              "Gradients of dropout_add_layer_norm_fwd, from kept = h with bias 0, or from kept = y with bias given\n"
              "(mean may then be 0). dx, dx_bias, dweight, dbias may be 0; dresidual may be dy.\n\n"
              "The bits of the results do not depend on num_threads.");
+  module.def("linear", &linear, no_gil, arg("x"), arg("x_stride"), arg("weight"), arg("weight_stride"), arg("bias"),
+             arg("y"), arg("num_rows"), arg("num_columns"), arg("k"), arg("num_threads"),
+             "y [num_rows, num_columns] = x [num_rows, k] weight^T + bias (fp32 addresses; bias may be 0), from rows\n"
+             "that lie x_stride and weight_stride floats apart. A row's bits do not depend on the others.");
   module.def(
       "linear_int8", &linear_int8, no_gil, arg("x"), arg("weight"), arg("bias"), arg("y"), arg("num_rows"),
       arg("num_columns"), arg("k"), arg("num_threads"),

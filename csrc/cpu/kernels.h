@@ -141,7 +141,7 @@ struct Kernels {
   // pushed a whole row far down, the log of the number of keys is lost in lse's rounding.
   void (*softmax_backward)(float* scores, float* dp, float lse, const SoftmaxRow& row);
 
-  // x some 100 rows at most, so that they stay in the second-level cache; weights come from farther away, once.
+  // x: some 100 rows at most, which stay in the second cache level; weights come from farther away, once.
   void (*linear)(const LinearTiles& args);
   // dst[i] = activation(src[i]); dst may be src.
   void (*activate)(float* dst, const float* src, int64_t num_columns, Activation activation);

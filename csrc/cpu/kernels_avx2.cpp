@@ -13,7 +13,7 @@ namespace {
 
 struct Avx2 {
   using F = __m256;
-  static constexpr int kLanes = 8, kTileVectors = 2, kLinearRows = 3, kLinearColumns = 3;
+  static constexpr int kLanes = 8, kTileVectors = 2, kLinearRows = 4;
 
   static __m256i first(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -42,16 +42,15 @@ struct Avx2 {
     const F guess = _mm256_rcp_ps(x);
     return _mm256_fmadd_ps(guess, _mm256_fnmadd_ps(guess, x, set1(1.0f)), guess);
   }
-  template <int count>
-  static F sums(const F* v) {
-    F half[4];
-    for (int i = 0; i < 4; ++i) {
-      half[i] =
-          _mm256_add_ps(_mm256_permute2f128_ps(v[i], v[i + 4], 0x20), _mm256_permute2f128_ps(v[i], v[i + 4], 0x31));
-    }
-    const F first = _mm256_add_ps(_mm256_unpacklo_ps(half[0], half[1]), _mm256_unpackhi_ps(half[0], half[1]));
-    const F second = _mm256_add_ps(_mm256_unpacklo_ps(half[2], half[3]), _mm256_unpackhi_ps(half[2], half[3]));
-    return _mm256_add_ps(_mm256_shuffle_ps(first, second, 0x44), _mm256_shuffle_ps(first, second, 0xEE));
+  static F groups(const float* rows, int64_t stride) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows)), _mm_loadu_ps(rows + stride), 1);
+  }
+  static F every_group(const float* p) { return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p)); }
+  static F group_sums(const F* v) {
+    const F first = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+    const F second = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+    const F all = _mm256_add_ps(_mm256_shuffle_ps(first, second, 0x44), _mm256_shuffle_ps(first, second, 0xEE));
+    return _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
   static F zero_where_less(F x, F a, F b) { return _mm256_andnot_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ), x); }
   static F power_of_two(F magic) {

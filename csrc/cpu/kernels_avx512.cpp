@@ -18,7 +18,7 @@ namespace {
 
 struct Avx512 {
   using F = __m512;
-  static constexpr int kLanes = 16, kTileVectors = 4, kLinearRows = 4, kLinearColumns = 6;
+  static constexpr int kLanes = 16, kTileVectors = 4, kLinearRows = 8;
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -37,32 +37,18 @@ struct Avx512 {
     const F guess = _mm512_rcp14_ps(x);
     return _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(guess, x, set1(1.0f)), guess);
   }
-  // Steps of `sums`. Of what is added, one side is blended: shuffles run on one port alone, which multiplies, too.
-  static F add_halves(F a, F b) {  // quarters (a0 + a2, a1 + a3, b0 + b2, b1 + b3)
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4(a, b, 0x4E));
+  static F groups(const float* rows, int64_t stride) {
+    F all = _mm512_castps128_ps512(_mm_loadu_ps(rows));
+    all = _mm512_mask_broadcast_f32x4(all, 0x00F0, _mm_loadu_ps(rows + stride));
+    all = _mm512_mask_broadcast_f32x4(all, 0x0F00, _mm_loadu_ps(rows + 2 * stride));
+    return _mm512_mask_broadcast_f32x4(all, 0xF000, _mm_loadu_ps(rows + 3 * stride));
   }
-  static F add_quarters(F a, F b) {  // quarters (a0 + a1, b0 + b1, a2 + a3, b2 + b3)
-    const __m512i others = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, a, b), _mm512_permutex2var_ps(a, others, b));
-  }
-  static F add_pairs(F a, F b) {  // in each quarter, elements (a0 + a2, a1 + a3, b0 + b2, b1 + b3)
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E));
-  }
-  template <int count>
-  static F sums(const F* v) {
-    constexpr int n = count <= 8 ? 2 : 4;  // quarter i of `of` holds the vectors n * i on
-    F of[4];
-    for (int i = 0; i < n; ++i) {
-      of[i] = add_quarters(add_halves(v[i], v[2 * n + i]), add_halves(v[n + i], v[3 * n + i]));
-    }
-    const F first = add_pairs(of[0], of[1]);
-    if constexpr (count <= 8) {
-      const F all = _mm512_add_ps(first, _mm512_permute_ps(first, 0xB1));
-      return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0), all);
-    } else {
-      const F second = add_pairs(of[2], of[3]);
-      return _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x88), _mm512_shuffle_ps(first, second, 0xDD));
-    }
+  static F every_group(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  static F group_sums(const F* v) {
+    const F first = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const F second = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const F all = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xEE));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
   }
   static F zero_where_less(F x, F a, F b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x); }
   static F power_of_two(F magic) {

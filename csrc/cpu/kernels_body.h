@@ -12,8 +12,9 @@
 //   zero_where_less(x, a, b)              x, but 0 where a < b
 //   keep(x, bits, column)                 x where the keep bit is 1, else 0; column % kLanes == 0
 //   kTileVectors                          vectors per row of a matrix product's tile
-//   kLinearRows, kLinearColumns           rows and columns of the tile of a linear layer
-//   sums<count>(v)                        the vector whose element i < count is the sum of v[i], for kLanes vectors
+//   kLinearRows                           rows of the tile of a linear layer, which has 3 vectors of each
+//   groups(rows, stride)                  four floats of each of kLanes / 4 rows; every_group(p): the same four
+//   group_sums(v)                         element i * (kLanes / 4) + j is the sum of group j of v[i], i < 4
 //   reciprocal                            1 / x for 1 <= x, within two units in the last place
 //   interleave_low, interleave_high       a0 b0 a1 b1 .. from the first, second halves of a and b
 //   power_of_two(magic)                   2^n from n + 1.5 * 2^23

@@ -8,7 +8,7 @@ namespace {
 struct Portable {
   typedef float F __attribute__((vector_size(16)));
   typedef int32_t I __attribute__((vector_size(16)));
-  static constexpr int kLanes = 4, kTileVectors = 2, kLinearRows = 2, kLinearColumns = 4;
+  static constexpr int kLanes = 4, kTileVectors = 2, kLinearRows = 4;
 
   static I first(int n) { return I{0, 1, 2, 3} < I{n, n, n, n}; }
   static F load(const float* p) {
@@ -40,10 +40,9 @@ struct Portable {
     return max;
   }
   static F reciprocal(F x) { return set1(1.0f) / x; }
-  template <int count>
-  static F sums(const F* v) {
-    return F{reduce_add(v[0]), reduce_add(v[1]), reduce_add(v[2]), reduce_add(v[3])};
-  }
+  static F groups(const float* rows, int64_t) { return load(rows); }
+  static F every_group(const float* p) { return load(p); }
+  static F group_sums(const F* v) { return F{reduce_add(v[0]), reduce_add(v[1]), reduce_add(v[2]), reduce_add(v[3])}; }
   static F zero_where_less(F x, F a, F b) { return reinterpret_cast<F>(~(a < b) & as_int(x)); }
   static F power_of_two(F magic) {
     // Unsigned: the magic's own bits are shifted out on purpose.

@@ -13,11 +13,12 @@
 namespace bert_fast::cpu {
 namespace {
 
-// Rows of x that are multiplied by one chunk of weights before the next ones; and the most that a chunk takes. Both are
-// in the second-level cache then, x of BERT-large's MLP (96 x 4,096 floats) included.
-constexpr int64_t kBlockRows = 96, kChunkBytes = 1 << 20;
-// Chunks begin at multiples of this many columns, which every instruction set's tile divides.
-constexpr int64_t kChunkColumns = 12;
+// Rows of x that are multiplied by all weights of a chunk before the next ones: 768 k of them are 400 KB, half of most
+// second-level caches. Weights come from farther away, once for every block.
+constexpr int64_t kBlockRows = 128;
+// Chunks begin at multiples of this many columns, and blocks of this many rows, which every instruction set's tile
+// divides.
+constexpr int64_t kChunkColumns = 12, kTileRows = 8;
 
 int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -28,15 +29,12 @@ struct Chunk {
   int64_t num_columns;
 };
 
-// As many of each part as there are threads, or a multiple of it.
-std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int64_t k, int num_threads) {
+// As many of each part as there are threads.
+std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int num_threads) {
   std::vector<Chunk> chunks;
   int64_t first_of_all = 0;
   for (const Weights* part = parts; part < parts + num_parts; ++part) {
-    const int64_t most =
-        std::max<int64_t>(kChunkBytes / static_cast<int64_t>(sizeof(float)) / std::max<int64_t>(k, 1), 1);
-    const int64_t count = rounded_up((part->num_columns + most - 1) / most, num_threads);
-    const int64_t width = rounded_up((part->num_columns + count - 1) / std::max<int64_t>(count, 1), kChunkColumns);
+    const int64_t width = rounded_up((part->num_columns + num_threads - 1) / num_threads, kChunkColumns);
     for (int64_t first = 0; first < part->num_columns; first += width) {
       chunks.push_back({part, first, first_of_all + first, std::min(width, part->num_columns - first)});
     }
@@ -65,13 +63,14 @@ void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float
   if (num_rows == 0 || num_columns == 0) return;
   const Kernels& kernel = kernels();
   const int threads = useful_threads(num_columns * std::max<int64_t>(k, 1), num_threads);
-  const std::vector<Chunk> chunks = chunks_of(parts, num_parts, k, threads);
+  const std::vector<Chunk> chunks = chunks_of(parts, num_parts, threads);
   const int64_t num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
+  const int64_t block_rows = rounded_up((num_rows + num_blocks - 1) / num_blocks, kTileRows);
   // A thread's share are blocks of rows for one chunk of weights after the other.
   split_range(static_cast<int64_t>(chunks.size()) * num_blocks, threads, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const Chunk& chunk = chunks[static_cast<size_t>(task / num_blocks)];
-      const int64_t row = task % num_blocks * kBlockRows, rows = std::min(kBlockRows, num_rows - row);
+      const int64_t row = task % num_blocks * block_rows, rows = std::min(block_rows, num_rows - row);
       const Weights& part = *chunk.part;
       float* const of_chunk = y.data + row * y.stride + chunk.first_of_all;
       kernel.linear({rows, chunk.num_columns, k, x.data + row * x.stride, x.stride,

@@ -1,10 +1,10 @@
 // Linear layers on raw fp32 buffers: y = activation(x weight^T + bias).
 //
-// Weights are read as PyTorch keeps them, [N, K] with rows of K floats, never laid out anew or copied: both operands
-// are read along their rows, and the weights of the next columns are asked for while these are multiplied, so that few
-// tokens wait for memory as little as many. The sum of an element runs in an order that depends on K alone. So the
-// bits of a token's result depend neither on the other tokens, nor on its place among them, nor on the number of
-// threads.
+// Weights are read as PyTorch keeps them, [N, K] with rows of K floats: there is no copy that a changed weight could
+// leave behind. Those of a few columns are laid out for the tiles of many rows in the first cache level, while the ones
+// of the next columns are fetched, so that few tokens wait for memory as little as many. The sum of an element runs in
+// an order that depends on K alone. So the bits of a token's result depend neither on the other tokens, nor on its
+// place among them, nor on the number of threads.
 
 #ifndef BERT_FAST_CPU_LINEAR_H_
 #define BERT_FAST_CPU_LINEAR_H_

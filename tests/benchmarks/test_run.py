@@ -41,7 +41,7 @@ def test_a_wrong_case_is_not_timed_and_fails_the_run(study: Study) -> None:
 def test_listing_and_dry_runs_store_nothing(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     assert study.main(["--list"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert "component/linear" in listed and "minilm/full@128/random/training" in listed
+    assert "component/linear/940x768x3072" in listed and "minilm/full@128/random/training" in listed
     assert study.main(["--only", "fp32/peers", "--rounds", "1", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "fp32/peers fwd liger: us " in shown and "fp32/peers apex: ImportError: half an installation" in shown
