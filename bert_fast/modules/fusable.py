@@ -3,7 +3,7 @@
 Others must be called: an adapter adds to the product, a quantised layer has another weight, hooks want to see the call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +26,14 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def only_collect(hooks: Mapping[int, Any]) -> bool:
+    """Whether all hooks are those that transformers leaves at modules once it has collected their outputs.
+
+    They do nothing in a fused model: a call in which they would is left to transformers' code.
+    """
+    return all(getattr(hook, "__module__", None) == "transformers.utils.output_capturing" for hook in hooks.values())
 
 
 def runs_hooks(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from bert_fast.addresses import CONTIGUOUS, lie_of
 from bert_fast.backend import requested
 from bert_fast.modules.attention import PackedAttention, PackedSelfAttention, PackedSelfOutput
 from bert_fast.modules.call import Call
-from bert_fast.modules.fusable import plain_linear
+from bert_fast.modules.fusable import only_collect, plain_linear
 from bert_fast.modules.layer_norm import LayerNorm
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.mlp import PackedIntermediate, PackedOutput
@@ -296,7 +296,7 @@ def _probabilities(modules: Sequence[Any]) -> tuple[float, ...] | None:
 
 
 def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
-    """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and none has hooks."""
+    """Whether the modules of a layer do what they do in ours, each by its `forward_packed`, and no hooks do more."""
     for module, packed in zip(containers, computing, strict=True):
         own = type(module)
         forward = getattr(own, "forward", None)
@@ -305,7 +305,7 @@ def are_own(containers: Sequence[Any], computing: Sequence[Any]) -> bool:
             or (forward is not packed.forward_packed and not hasattr(forward, "leads_to_packed"))
             or "forward" in module.__dict__
             or module._compiled_call_impl is not None
-            or module._forward_hooks
+            or (module._forward_hooks and not only_collect(module._forward_hooks))
             or module._forward_pre_hooks
             or module._backward_hooks
             or module._backward_pre_hooks

@@ -177,6 +177,15 @@ def test_attentions_do_not_stay_in_the_way(make, batch) -> None:
     assert why_not(model, **batch) == [] and torch.equal(model(**batch).last_hidden_state, expected)
 
 
+def test_attentions_leave_the_layers_one_routine(make, batch) -> None:
+    """Without gradients a stack is one C++ routine, with sums of its own; a layer with hooks is several ops."""
+    model = fuse(make(attn_implementation="eager"))
+    with torch.inference_mode():
+        expected = model(**batch).last_hidden_state
+        model(**batch, output_attentions=True)
+        assert torch.equal(model(**batch).last_hidden_state, expected)
+
+
 def test_a_model_further_out_that_collects_states(make, batch) -> None:
     """Hooks that a model around has on the layers want [B, S, H]."""
     from transformers.utils.output_capturing import _active_collector
