@@ -19,8 +19,7 @@ struct Avx2 {
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static F load_first(const float* p, int n) {
-    return _mm256_maskload_ps(p,
-                              _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+    return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
   }
   static void store_rounded(Bf16* p, F x) {
     const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), one());

@@ -18,9 +18,7 @@ struct Avx512 {
   static constexpr int kLanes = 16, kRows = 4, kColumns = 6, kDots = 2;
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
-  static F load_first(const float* p, int n) {
-    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
-  }
+  static F load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p); }
   static void store_rounded(Bf16* p, F x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

@@ -20,9 +20,7 @@ struct Avx512Bf16 {
   static constexpr int kLanes = 16, kRows = 4, kColumns = 6, kDots = 1;
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
-  static F load_first(const float* p, int n) {
-    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
-  }
+  static F load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p); }
   static void store_rounded(Bf16* p, F x) {
     const __m256bh rounded = _mm512_cvtneps_pbh(x);
     __builtin_memcpy(p, &rounded, sizeof(rounded));

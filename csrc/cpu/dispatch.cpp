@@ -24,7 +24,8 @@ bool runs_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// Whether the processor has tiles of bytes and of bf16, and Linux gives this process their registers, which it must be asked for.
+// Whether the processor has tiles of bytes and of bf16, and Linux gives this process their registers, which it must be
+// asked for.
 bool runs_amx() {
 #if defined(__linux__)
   unsigned a, b, c, d;
@@ -109,12 +110,15 @@ void force_simd_level(const std::string& name) {
 
 std::vector<CpuFeature> cpu_features() {
 #if defined(__x86_64__)
-  return {
-      {"avx2", __builtin_cpu_supports("avx2") != 0},         {"fma", __builtin_cpu_supports("fma") != 0},
-      {"bmi2", __builtin_cpu_supports("bmi2") != 0},         {"avx512f", __builtin_cpu_supports("avx512f") != 0},
-      {"avx512bw", __builtin_cpu_supports("avx512bw") != 0}, {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
-      {"avx512dq", __builtin_cpu_supports("avx512dq") != 0}, {"avx512vnni", __builtin_cpu_supports("avx512vnni") != 0},
-      {"avx512bf16", __builtin_cpu_supports("avx512bf16") != 0}};
+  return {{"avx2", __builtin_cpu_supports("avx2") != 0},
+          {"fma", __builtin_cpu_supports("fma") != 0},
+          {"bmi2", __builtin_cpu_supports("bmi2") != 0},
+          {"avx512f", __builtin_cpu_supports("avx512f") != 0},
+          {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
+          {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
+          {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
+          {"avx512vnni", __builtin_cpu_supports("avx512vnni") != 0},
+          {"avx512bf16", __builtin_cpu_supports("avx512bf16") != 0}};
 #else
   return {};
 #endif

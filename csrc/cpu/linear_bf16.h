@@ -16,8 +16,8 @@
 
 namespace bert_fast::cpu {
 
-// As `linear` of linear.h, of parts that all have `bf16`, or `is_rounded`. Throws std::invalid_argument, before anything
-// is written, where sizes or addresses do not fit.
+// As `linear` of linear.h, of parts that all have `bf16`, or `is_rounded`. Throws std::invalid_argument, before
+// anything is written, where sizes or addresses do not fit.
 void linear_bf16(Rows<const float> x, const Weights* parts, int num_parts, Rows<float> y, int64_t num_rows, int64_t k,
                  const Activation* activation, int num_threads);
 
