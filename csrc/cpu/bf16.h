@@ -35,6 +35,8 @@ struct Bf16Kernels {
   // Rounds rows of k values and lays them out as `linear` reads them: kBf16Rows or a multiple of it, of k padded each.
   void (*pack)(const float* x, int64_t x_stride, int64_t num_rows, int64_t k, Bf16* packed);
   void (*linear)(const Bf16Tiles& args);
+  // Without bias, y [columns, rows], rows y_stride apart. nullptr: there is none that is faster than fp32's.
+  void (*linear_turned)(const Bf16Tiles& args);
 };
 
 // The table in use, see kernels() in kernels.h.

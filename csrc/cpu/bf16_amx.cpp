@@ -91,9 +91,18 @@ void finish(const Bf16Tiles& a, const float* sums, int64_t row, int64_t column) 
   }
 }
 
+// sums [16 columns of y, 16 rows of y], to y as they are.
+void finish_turned(const Bf16Tiles& a, const float* sums, int64_t row, int64_t column) {
+  const __mmask16 rows = first_of(a.num_rows - row);
+  const int64_t columns = a.num_columns - column < kTileRows ? a.num_columns - column : kTileRows;
+  for (int64_t i = 0; i < columns; ++i) {
+    _mm512_mask_storeu_ps(a.y + (column + i) * a.y_stride + row, rows, _mm512_load_ps(sums + i * kTileRows));
+  }
+}
+
 // 16 or 32 columns of y by 16 or 32 rows of y. Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows of x: a tile's
 // number must be a constant. prefetches: the weights of the next columns are asked for.
-template <bool has_lower, bool has_right, bool prefetches>
+template <bool is_turned, bool has_lower, bool has_right, bool prefetches>
 void tiles(const Bf16Tiles& a, int64_t row, int64_t column) {
   const Bf16* weight = a.weight + column * a.weight_stride;
   const Bf16* x = a.x + row * a.k;
@@ -122,43 +131,55 @@ void tiles(const Bf16Tiles& a, int64_t row, int64_t column) {
       }
     }
   }
+  if (is_turned && a.num_columns - column >= (has_lower ? 2 : 1) * kTileRows &&
+      a.num_rows - row >= (has_right ? 2 : 1) * kTileRows) {
+    float* const y = a.y + column * a.y_stride + row;
+    const int64_t y_bytes = a.y_stride * static_cast<int64_t>(sizeof(float));
+    _tile_stored(0, y, y_bytes);
+    if (has_right) _tile_stored(1, y + kTileRows, y_bytes);
+    if (has_lower) _tile_stored(2, y + kTileRows * a.y_stride, y_bytes);
+    if (has_lower && has_right) _tile_stored(3, y + kTileRows * a.y_stride + kTileRows, y_bytes);
+    return;
+  }
   alignas(64) float sums[4][kTileRows * kTileRows];
   _tile_stored(0, sums[0], kTileBytes);
   if (has_right) _tile_stored(1, sums[1], kTileBytes);
   if (has_lower) _tile_stored(2, sums[2], kTileBytes);
   if (has_lower && has_right) _tile_stored(3, sums[3], kTileBytes);
-  finish(a, sums[0], row, column);
-  if (has_right) finish(a, sums[1], row + kTileRows, column);
-  if (has_lower) finish(a, sums[2], row, column + kTileRows);
-  if (has_lower && has_right) finish(a, sums[3], row + kTileRows, column + kTileRows);
+  constexpr auto store = is_turned ? finish_turned : finish;
+  store(a, sums[0], row, column);
+  if (has_right) store(a, sums[1], row + kTileRows, column);
+  if (has_lower) store(a, sums[2], row, column + kTileRows);
+  if (has_lower && has_right) store(a, sums[3], row + kTileRows, column + kTileRows);
 }
 
-template <bool has_lower>
+template <bool is_turned, bool has_lower>
 void rows_of_columns(const Bf16Tiles& a, int64_t column) {
   int64_t row = 0;
   const bool is_last = a.num_columns - column <= 4 * kTileRows;
   if (a.num_rows > kTileRows && !is_last) {
-    tiles<has_lower, true, true>(a, row, column);
+    tiles<is_turned, has_lower, true, true>(a, row, column);
     row += 2 * kTileRows;
   } else if (!is_last) {
-    tiles<has_lower, false, true>(a, row, column);
+    tiles<is_turned, has_lower, false, true>(a, row, column);
     row += kTileRows;
   }
-  for (; a.num_rows - row > kTileRows; row += 2 * kTileRows) tiles<has_lower, true, false>(a, row, column);
-  if (row < a.num_rows) tiles<has_lower, false, false>(a, row, column);
+  for (; a.num_rows - row > kTileRows; row += 2 * kTileRows) tiles<is_turned, has_lower, true, false>(a, row, column);
+  if (row < a.num_rows) tiles<is_turned, has_lower, false, false>(a, row, column);
 }
 
+template <bool is_turned>
 void linear(const Bf16Tiles& args) {
   const Bf16Tiles a = args;  // a copy that stores through float* cannot change
   const TileConfig config;
   _tile_loadconfig(&config);
   int64_t column = 0;
-  for (; a.num_columns - column > kTileRows; column += 2 * kTileRows) rows_of_columns<true>(a, column);
-  if (column < a.num_columns) rows_of_columns<false>(a, column);
+  for (; a.num_columns - column > kTileRows; column += 2 * kTileRows) rows_of_columns<is_turned, true>(a, column);
+  if (column < a.num_columns) rows_of_columns<is_turned, false>(a, column);
   _tile_release();  // a thread that holds tiles costs the system more
 }
 
-constexpr Bf16Kernels kTable = {Bf16Body<Avx512Bf16>::round, pack, linear};
+constexpr Bf16Kernels kTable = {Bf16Body<Avx512Bf16>::round, pack, linear<false>, linear<true>};
 
 }  // namespace
 

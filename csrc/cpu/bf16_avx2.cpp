@@ -48,7 +48,7 @@ struct Avx2 {
   static __m256i one() { return _mm256_set1_epi32(1); }
 };
 
-constexpr Bf16Kernels kTable = {Bf16Body<Avx2>::round, Bf16Body<Avx2>::pack, Bf16Body<Avx2>::linear};
+constexpr Bf16Kernels kTable = {Bf16Body<Avx2>::round, Bf16Body<Avx2>::pack, Bf16Body<Avx2>::linear, nullptr};
 
 }  // namespace
 

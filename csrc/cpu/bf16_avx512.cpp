@@ -38,7 +38,7 @@ struct Avx512 {
   static float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 };
 
-constexpr Bf16Kernels kTable = {Bf16Body<Avx512>::round, Bf16Body<Avx512>::pack, Bf16Body<Avx512>::linear};
+constexpr Bf16Kernels kTable = {Bf16Body<Avx512>::round, Bf16Body<Avx512>::pack, Bf16Body<Avx512>::linear, nullptr};
 
 }  // namespace
 

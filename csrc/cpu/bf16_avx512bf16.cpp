@@ -12,7 +12,7 @@ namespace {
 
 using Body = Bf16Body<Avx512Bf16>;
 
-constexpr Bf16Kernels kTable = {Body::round, Body::pack, Body::linear};
+constexpr Bf16Kernels kTable = {Body::round, Body::pack, Body::linear, nullptr};
 
 }  // namespace
 

@@ -57,7 +57,8 @@ struct Portable {
   }
 };
 
-constexpr Bf16Kernels kTable = {Bf16Body<Portable>::round, Bf16Body<Portable>::pack, Bf16Body<Portable>::linear};
+constexpr Bf16Kernels kTable = {Bf16Body<Portable>::round, Bf16Body<Portable>::pack, Bf16Body<Portable>::linear,
+                                nullptr};
 
 }  // namespace
 

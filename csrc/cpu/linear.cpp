@@ -54,7 +54,7 @@ void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float
     linear_int8(x, parts, num_parts, y, num_rows, k, activation, num_threads);
     return;
   }
-  if (num_parts > 0 && (parts->bf16 != nullptr || parts->is_rounded)) {
+  if (num_parts > 0 && is_bf16(*parts)) {
     linear_bf16(x, parts, num_parts, y, num_rows, k, activation, num_threads);
     return;
   }

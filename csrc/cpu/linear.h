@@ -32,6 +32,8 @@ struct Weights {
   bool is_rounded = false;         // `weight` is to be rounded to bf16
 };
 
+inline bool is_bf16(const Weights& weights) { return weights.bf16 != nullptr || weights.is_rounded; }
+
 // Rows of floats, `stride` apart.
 template <class T>
 struct Rows {

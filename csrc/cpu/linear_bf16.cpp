@@ -16,16 +16,6 @@ constexpr int64_t kBlockBytes = 1 << 20;
 // are copied as many at a time.
 constexpr int64_t kChunkColumns = 2 * kBf16Columns;
 
-// bf16 values, uninitialised.
-class Values {
- public:
-  explicit Values(int64_t size) : floats_((size + 1) / 2) {}
-  Bf16* get() const { return reinterpret_cast<Bf16*>(floats_.get()); }
-
- private:
-  const Scratch floats_;
-};
-
 class Worker {
  public:
   Worker(Rows<const float> x, Rows<float> y, int64_t k, int64_t most_rows)
@@ -80,7 +70,7 @@ class Worker {
   const Bf16Kernels& kernels_ = bf16_kernels();
   const Rows<const float> x_;
   const int64_t y_stride_, k_, padded_;
-  const Values packed_, copied_;
+  const Bf16Scratch packed_, copied_;
 };
 
 }  // namespace
