@@ -31,7 +31,6 @@ WIDE = (
     "docs/decisions/0006-attention-dropout.md",
     "docs/decisions/0007-attention-regimes.md",
     "docs/kernels/attention.md",
-    "docs/serving.md",
 )
 _NOT_PROSE = re.compile(r"^```.*?^```|^<!-- table: .*?^<!-- end of table -->|^<!-- .*? -->$", re.MULTILINE | re.DOTALL)
 

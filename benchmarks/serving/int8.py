@@ -1,4 +1,4 @@
-"""Measures `bert_fast.quantize` on a CPU: its speed, and what vectors of rounded products are worth.
+"""Measures `bert_fast.quantize` and bf16 on a CPU: their speed, and what vectors of rounded products are worth.
 
     python -m benchmarks.serving.int8                  half an hour; appends to results/serving.jsonl
     python -m benchmarks.serving.int8 --only quality --dry-run
@@ -35,16 +35,36 @@ from benchmarks.serving.contestants import Run, model_of
 
 ROUNDS = 5
 OURS, FP32, PLAIN, THEIRS = "bert_fast int8", "bert_fast", "transformers", "torch dynamic int8"
+BF16, AUTOCAST = "bert_fast bf16", "bert_fast autocast"
+THEIR_BF16, THEIR_AUTOCAST = "transformers bf16", "transformers autocast"
+INT8_TABLE, BF16_TABLE = (OURS, FP32, PLAIN, THEIRS), (BF16, AUTOCAST, FP32, THEIR_BF16, THEIR_AUTOCAST)
 MAX_LENGTH, TEXTS_AT_ONCE, RANKS = 256, 64, 10
 
 
+class UnderAutocast:
+    """A model that is called under autocast in bf16."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config
+
+    def __call__(self, **batch: Tensor) -> Any:
+        """The model's output; weights are rounded in each call, as where each request has a context of its own."""
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(**batch)
+
+
 def contestants(model: Any) -> dict[str, Any]:
-    """Of transformers' model, in fp32 and in 8 bits; it is not changed."""
+    """Of transformers' model, in fp32, in 8 bits and in bf16; it is not changed."""
     fused = bert_fast.fuse(copy.deepcopy(model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch will take it away
         dynamic = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
-    return {OURS: bert_fast.quantize(copy.deepcopy(fused)), FP32: fused, PLAIN: model, THEIRS: dynamic}
+    halved = copy.deepcopy(model).bfloat16()
+    return {
+        OURS: bert_fast.quantize(copy.deepcopy(fused)), FP32: fused, PLAIN: model, THEIRS: dynamic,
+        BF16: bert_fast.fuse(copy.deepcopy(halved)), AUTOCAST: UnderAutocast(fused),
+        THEIR_BF16: halved, THEIR_AUTOCAST: UnderAutocast(model),
+    }  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +126,7 @@ def vectors(model: Any, texts: list[list[int]]) -> Tensor:
         places = order[first : first + TEXTS_AT_ONCE]
         (batch,) = Case("", [[texts[place] for place in places]]).padded()
         with torch.inference_mode():
-            states = model(**batch).last_hidden_state
+            states = model(**batch).last_hidden_state.float()
         mask = batch["attention_mask"][..., None]
         made[places] = nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
     return made
@@ -160,13 +180,8 @@ def _jobs(options: Namespace) -> dict[str, Job]:
 
 def tables(path: Any) -> dict[str, str]:
     """Markdown of what is stored: milliseconds of ours and, of all, how many times as long; quality."""
-    names = (OURS, FP32, PLAIN, THEIRS)
-    rows = []
-    for line in report.newest("serving_int8", path):
-        entrants = line["entrants"]
-        what = line["case"].removeprefix("int8/").replace("/", ", ")
-        ratios = [f"{entrants[name]['int8_ratio']:.2f}" for name in names[1:]]
-        rows.append((what, f"{entrants[OURS]['ms']:.1f}", *ratios))
+    order = [f"int8/{model}/{case}" for model in MODELS for case in CASES]
+    lines = sorted(report.newest("serving_int8", path), key=lambda line: order.index(line["case"]))
     quality_rows = [
         (
             name, f"{one['ndcg_at_10']:.4f}", f"{one['recall_at_1']:.4f}", f"{one['spearman']:.4f}",
@@ -176,9 +191,19 @@ def tables(path: Any) -> dict[str, str]:
     ]  # fmt: skip
     figures = "nDCG@10", "recall@1", "Spearman of scores to fp32", "mean cosine to fp32", "least cosine"
     return {
-        "int8_speed": markdown.table(("model, case", "int8, ms", *names[1:]), rows),
+        "int8_speed": _speed_table(lines, "int8", INT8_TABLE),
+        "bf16_speed": _speed_table(lines, "bf16", BF16_TABLE),
         "int8_quality": markdown.table(("", *figures), quality_rows),
     }
+
+
+def _speed_table(lines: list[Line], ours: str, names: tuple[str, ...]) -> str:
+    rows = []
+    for line in lines:
+        times = [line["entrants"][name]["ms"] for name in names]
+        what = line["case"].removeprefix("int8/").replace("/", ", ")
+        rows.append((what, f"{times[0]:.1f}", *[f"{time / times[0]:.2f}" for time in times[1:]]))
+    return markdown.table(("model, case", f"{ours}, ms", *names[1:]), rows)
 
 
 STUDY = Study(

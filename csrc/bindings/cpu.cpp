@@ -21,6 +21,7 @@
 #include "cpu/kernels.h"
 #include "cpu/layer_norm.h"
 #include "cpu/linear.h"
+#include "cpu/linear_bf16.h"
 #include "cpu/linear_int8.h"
 #include "cpu/rotary.h"
 
@@ -239,44 +240,66 @@ void linear_int8(Address x, const std::array<Address, 3>& weight, Address bias, 
 }
 
 // A layer as Python describes it: 16 parameters in the order of bert_fast/reference/encoder_layer.py, all contiguous;
-// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps; and of int8 layers packed,
-// scale and sums of the six weights, else 0.
+// width of all heads, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps; of int8 layers packed,
+// scale and sums of the six weights, else 0; whether products are in bf16, and whether parameters are.
 using Layer = std::tuple<std::array<Address, 16>, int64_t, int64_t, int64_t, bool, std::string, float, float,
-                         std::array<Address, 18>>;
+                         std::array<Address, 18>, bool, bool>;
 
-cpu::EncoderLayer layer_of(const Layer& described, int64_t hidden_size) {
-  const auto& [parameters, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps, quantized] =
-      described;
-  const std::array<Address, 16>& all = parameters;  // a lambda may not name what a structured binding does
-  const std::array<Address, 18>& int8 = quantized;
-  const auto weights = [&all, &int8](size_t place, int64_t num_columns, int64_t k) {
-    const size_t number = place / 2 - (place < 8 ? 0 : 1);  // the fifth pair is a LayerNorm's
-    return cpu::Weights{at<const float>(all[place]), k, at<const float>(all[place + 1]), num_columns,
-                        int8_of(int8.data() + 3 * number)};
-  };
-  const auto norm = [&all](size_t place, float epsilon) {
-    return cpu::NormWeights{at<const float>(all[place]), at<const float>(all[place + 1]), epsilon};
-  };
-  return {weights(0, width, hidden_size),
-          weights(2, width, hidden_size),
-          weights(4, width, hidden_size),
-          weights(6, hidden_size, width),
-          norm(8, attention_eps),
-          weights(10, intermediate_size, hidden_size),
-          weights(12, hidden_size, intermediate_size),
-          norm(14, eps),
-          num_heads,
-          causal,
-          cpu::activation_of(hidden_act.c_str())};
-}
+// Layers that refer to their parameters, or to copies in fp32 of those that no product reads in bf16.
+class Layers {
+ public:
+  Layers(const std::vector<Layer>& described, int64_t hidden_size) : hidden_size_(hidden_size) {
+    for (const Layer& one : described) add(one);
+  }
+  const std::vector<cpu::EncoderLayer>& get() const { return layers_; }
+
+ private:
+  void add(const Layer& described) {
+    const auto& [addresses, width, intermediate_size, num_heads, causal, hidden_act, attention_eps, eps, quantized,
+                 multiplies_bf16, is_bf16] = described;
+    const std::array<Address, 16>& all = addresses;  // a lambda may not name what a structured binding does
+    const std::array<Address, 18>& int8 = quantized;
+    const bool holds_bf16 = is_bf16, rounds = multiplies_bf16 && !is_bf16;
+    const auto vector = [&](size_t place, int64_t size) {
+      return holds_bf16 ? in_fp32(at<const cpu::Bf16>(all[place]), size) : at<const float>(all[place]);
+    };
+    const auto weights = [&](size_t place, int64_t num_columns, int64_t k) {
+      const size_t number = place / 2 - (place < 8 ? 0 : 1);  // the fifth pair is a LayerNorm's
+      return cpu::Weights{holds_bf16 ? nullptr : at<const float>(all[place]),
+                          k,
+                          vector(place + 1, num_columns),
+                          num_columns,
+                          int8_of(int8.data() + 3 * number),
+                          holds_bf16 ? at<const cpu::Bf16>(all[place]) : nullptr,
+                          rounds};
+    };
+    const auto norm = [&](size_t place, float epsilon) {
+      return cpu::NormWeights{vector(place, hidden_size_), vector(place + 1, hidden_size_), epsilon};
+    };
+    layers_.push_back({weights(0, width, hidden_size_), weights(2, width, hidden_size_),
+                       weights(4, width, hidden_size_), weights(6, hidden_size_, width), norm(8, attention_eps),
+                       weights(10, intermediate_size, hidden_size_), weights(12, hidden_size_, intermediate_size),
+                       norm(14, eps), num_heads, causal, cpu::activation_of(hidden_act.c_str())});
+  }
+
+  const float* in_fp32(const cpu::Bf16* values, int64_t size) {
+    if (values == nullptr || size <= 0) return nullptr;
+    std::vector<float>& made = copies_.emplace_back(static_cast<size_t>(size));
+    cpu::widen(values, size, made.data());
+    return made.data();
+  }
+
+  const int64_t hidden_size_;
+  std::vector<cpu::EncoderLayer> layers_;
+  std::vector<std::vector<float>> copies_;
+};
 
 void encoder_layers_fwd(Address x, Address y, const std::vector<Layer>& described, Address rows, Address cu_q,
                         Address cu_k, Address coords_q, Address coords_k, int64_t num_sequences, int64_t num_queries,
                         int64_t num_tokens, int64_t hidden_size, int num_threads) {
-  std::vector<cpu::EncoderLayer> layers;
-  for (const Layer& one : described) layers.push_back(layer_of(one, hidden_size));
+  const Layers layers(described, hidden_size);
   cpu::encoder_layers(
-      at<const float>(x), at<float>(y), layers.data(), layers.size(),
+      at<const float>(x), at<float>(y), layers.get().data(), layers.get().size(),
       {at<const int64_t>(rows), at<const int32_t>(cu_q), at<const int32_t>(cu_k), at<const int32_t>(coords_q),
        at<const int32_t>(coords_k), num_sequences, num_queries, num_tokens, hidden_size},
       num_threads);
@@ -350,7 +373,8 @@ void bind_cpu(py::module_& module) {
       "addresses, contiguous).\n\n"
       "layers: of each its 16 parameters in the order of EncoderLayer (biases may be 0), width of all heads,\n"
       "intermediate_size, num_heads, causal, hidden_act, attention_eps, eps, and packed, scale and sums of its six\n"
-      "weights, which are multiplied then, or 18 times 0. rows (int64, may be 0: all tokens): the tokens that are "
+      "weights, which are multiplied then, or 18 times 0; whether products are in bf16, and whether parameters are.\n"
+      "rows (int64, may be 0: all tokens): the tokens that are "
       "wanted of the last; cu_q and coords_q are theirs. coords may be 0 unless causal.");
   module.def(
       "attention_fwd", &attention_fwd, no_gil, arg("q"), arg("k"), arg("v"), arg("q_stride"), arg("k_stride"),

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cpu/attention.h"
+#include "cpu/attention_bf16.h"
 #include "cpu/layer_norm.h"
 #include "cpu/scratch.h"
 
@@ -82,11 +83,16 @@ void encoder_layer(const float* x, float* y, const EncoderLayer& layer, const Pa
     linear({x, h}, parts, 2, {k, kv_stride}, tokens, h, nullptr, num_threads);
   }
   const float softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(n / layer.num_heads)));
-  attention_forward(
-      {q, q_stride}, {k, kv_stride}, {v, kv_stride}, {attended.get(), n}, lse.get(),
-      {batch.cu_seqlens_q, batch.cu_seqlens_k, batch.num_sequences, queries, tokens, layer.num_heads,
-       n / layer.num_heads, softmax_scale, queries, Coords{batch.coords_q}, Coords{batch.coords_k}, layer.causal},
-      DropoutSpec{}, num_threads);
+  const AttentionShape shape{
+      batch.cu_seqlens_q,     batch.cu_seqlens_k,  batch.num_sequences, queries, tokens,
+      layer.num_heads,        n / layer.num_heads, softmax_scale,       queries, Coords{batch.coords_q},
+      Coords{batch.coords_k}, layer.causal};
+  if (is_bf16(layer.query) && !layer.causal && runs_attention_bf16()) {
+    attention_forward_bf16({q, q_stride}, {k, kv_stride}, {v, kv_stride}, {attended.get(), n}, shape, num_threads);
+  } else {
+    attention_forward({q, q_stride}, {k, kv_stride}, {v, kv_stride}, {attended.get(), n}, lse.get(), shape,
+                      DropoutSpec{}, num_threads);
+  }
 
   const Weights attention_output = without_bias(layer.attention_output), down = without_bias(layer.down);
   linear({attended.get(), n}, &attention_output, 1, {z.get(), h}, queries, n, nullptr, num_threads);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/keep_bits.h"
+#include "cpu/linear_bf16.h"
 #include "cpu/linear_int8.h"
 #include "cpu/parallel.h"
 
@@ -49,6 +50,10 @@ void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float
             const Activation* activation, int num_threads) {
   if (num_parts > 0 && parts->int8.packed != nullptr) {
     linear_int8(x, parts, num_parts, y, num_rows, k, activation, num_threads);
+    return;
+  }
+  if (num_parts > 0 && is_bf16(*parts)) {
+    linear_bf16(x, parts, num_parts, y, num_rows, k, activation, num_threads);
     return;
   }
   require_shape(num_rows, k);

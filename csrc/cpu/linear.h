@@ -28,7 +28,11 @@ struct Weights {
   const float* bias;  // [num_columns] or nullptr
   int64_t num_columns;
   Int8Weights int8 = {nullptr, nullptr, nullptr};  // where `packed` is given, they are multiplied, and not `weight`
+  const uint16_t* bf16 = nullptr;  // where given, it is multiplied, and not `weight`, which it is in bf16
+  bool is_rounded = false;         // `weight` is to be rounded to bf16
 };
+
+inline bool is_bf16(const Weights& weights) { return weights.bf16 != nullptr || weights.is_rounded; }
 
 // Rows of floats, `stride` apart.
 template <class T>
@@ -38,7 +42,7 @@ struct Rows {
 };
 
 // The columns of `num_parts` linear layers of one input, one beside the other in y. activation: nullptr for none. Parts
-// that are given in 8 bits, all or none, go to `linear_int8` (linear_int8.h).
+// that are given in 8 bits, all or none, go to `linear_int8` (linear_int8.h), those in bf16 to `linear_bf16`.
 // Throws std::invalid_argument, before anything is written, where sizes or addresses do not fit.
 void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float> y, int64_t num_rows, int64_t k,
             const Activation* activation, int num_threads);

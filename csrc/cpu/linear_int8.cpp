@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpu/keep_bits.h"
-#include "cpu/parallel.h"
+#include "cpu/linear_blocks.h"
 #include "cpu/scratch.h"
 
 namespace bert_fast::cpu {
@@ -18,27 +18,39 @@ constexpr int64_t kBlockRows = 192;
 // Chunks begin at multiples of this many columns: whole blocks of the layout, and whole tiles.
 constexpr int64_t kChunkColumns = 4 * kInt8Columns;
 
-struct Chunk {
-  const Weights* part;
-  int64_t first;         // column of the part
-  int64_t first_of_all;  // column of y
-  int64_t num_columns;
-};
+class Worker {
+ public:
+  Worker(Rows<const float> x, Rows<float> y, int64_t k, int64_t most_rows)
+      : x_(x),
+        y_(y),
+        k_(k),
+        padded_(int8_padded(k)),
+        bytes_(((most_rows + kInt8Rows - 1) / kInt8Rows * kInt8Rows * padded_ + 3) / 4),
+        of_rows_(static_cast<size_t>(most_rows)) {}
 
-// As many of each part as there are threads.
-std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int num_threads) {
-  std::vector<Chunk> chunks;
-  int64_t first_of_all = 0;
-  for (const Weights* part = parts; part < parts + num_parts; ++part) {
-    const int64_t of_thread = (part->num_columns + num_threads - 1) / num_threads;
-    const int64_t width = (of_thread + kChunkColumns - 1) / kChunkColumns * kChunkColumns;
-    for (int64_t first = 0; first < part->num_columns; first += width) {
-      chunks.push_back({part, first, first_of_all + first, std::min(width, part->num_columns - first)});
+  void round(int64_t row, int64_t rows) {
+    for (int64_t i = 0; i < rows; ++i) {
+      of_rows_[static_cast<size_t>(i)] = int8_.quantize(x_.data + (row + i) * x_.stride, k_, q() + i * padded_);
     }
-    first_of_all += part->num_columns;
   }
-  return chunks;
-}
+
+  void multiply(const Chunk& chunk, int64_t rows, float* y) {
+    const Weights& part = *chunk.part;
+    int8_.linear({rows, chunk.num_columns, padded_, q(), of_rows_.data(), part.int8.packed + chunk.first * padded_,
+                  part.int8.scale + chunk.first, part.int8.sums + chunk.first,
+                  part.bias == nullptr ? nullptr : part.bias + chunk.first, y, y_.stride});
+  }
+
+ private:
+  uint8_t* q() const { return reinterpret_cast<uint8_t*>(bytes_.get()); }
+
+  const Int8Kernels& int8_ = int8_kernels();
+  const Rows<const float> x_;
+  const Rows<float> y_;
+  const int64_t k_, padded_;
+  const Scratch bytes_;
+  std::vector<Int8Row> of_rows_;
+};
 
 }  // namespace
 
@@ -49,7 +61,6 @@ void linear_int8(Rows<const float> x, const Weights* parts, int num_parts, Rows<
     throw std::invalid_argument("k: expected at most " + std::to_string(kMaxInt8Features) + ", got " +
                                 std::to_string(k));
   }
-  const int64_t padded = int8_padded(k);
   int64_t num_columns = 0;
   for (const Weights* part = parts; part < parts + num_parts; ++part) {
     require_shape(part->num_columns, k);
@@ -61,41 +72,9 @@ void linear_int8(Rows<const float> x, const Weights* parts, int num_parts, Rows<
   require_address("x", x.data, num_rows * k);
   require_address("y", y.data, num_rows * num_columns);
   if (num_rows == 0 || num_columns == 0) return;
-  const Kernels& kernel = kernels();
-  const Int8Kernels& int8 = int8_kernels();
   const int threads = useful_threads(num_columns * std::max<int64_t>(k, 1) / 4, num_threads);
-  const std::vector<Chunk> chunks = chunks_of(parts, num_parts, threads);
-  const int64_t num_chunks = static_cast<int64_t>(chunks.size());
-  const int64_t num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
-  // A thread's share are chunks for one block of rows after the other. The rows are rounded once; by both threads,
-  // where the end of a share is within a block.
-  split_range(num_blocks * num_chunks, threads, [&](int64_t begin, int64_t end) {
-    const int64_t most_rows = (std::min(kBlockRows, num_rows) + kInt8Rows - 1) / kInt8Rows * kInt8Rows;
-    const Scratch bytes((most_rows * padded + 3) / 4);
-    uint8_t* const q = reinterpret_cast<uint8_t*>(bytes.get());
-    std::vector<Int8Row> of_rows(static_cast<size_t>(most_rows));
-    int64_t rounded = -1;
-    for (int64_t task = begin; task < end; ++task) {
-      const Chunk& chunk = chunks[static_cast<size_t>(task % num_chunks)];
-      const int64_t block = task / num_chunks;
-      const int64_t row = num_rows * block / num_blocks, rows = num_rows * (block + 1) / num_blocks - row;
-      if (block != rounded) {
-        for (int64_t i = 0; i < rows; ++i) {
-          of_rows[static_cast<size_t>(i)] = int8.quantize(x.data + (row + i) * x.stride, k, q + i * padded);
-        }
-        rounded = block;
-      }
-      const Weights& part = *chunk.part;
-      float* const of_chunk = y.data + row * y.stride + chunk.first_of_all;
-      int8.linear({rows, chunk.num_columns, padded, q, of_rows.data(), part.int8.packed + chunk.first * padded,
-                   part.int8.scale + chunk.first, part.int8.sums + chunk.first,
-                   part.bias == nullptr ? nullptr : part.bias + chunk.first, of_chunk, y.stride});
-      if (activation == nullptr) continue;
-      for (int64_t i = 0; i < rows; ++i) {
-        kernel.activate(of_chunk + i * y.stride, of_chunk + i * y.stride, chunk.num_columns, *activation);
-      }
-    }
-  });
+  multiply_in_blocks(chunks_of(parts, num_parts, threads, kChunkColumns), y, num_rows, kBlockRows, activation, threads,
+                     [&](int64_t most_rows) { return Worker(x, y, k, most_rows); });
 }
 
 }  // namespace bert_fast::cpu

@@ -27,6 +27,16 @@ class Scratch {
   std::unique_ptr<float, Free> data_;
 };
 
+// The same of bf16 values.
+class Bf16Scratch {
+ public:
+  explicit Bf16Scratch(int64_t size) : floats_((size + 1) / 2) {}
+  uint16_t* get() const { return reinterpret_cast<uint16_t*>(floats_.get()); }
+
+ private:
+  const Scratch floats_;
+};
+
 }  // namespace bert_fast::cpu
 
 #endif  // BERT_FAST_CPU_SCRATCH_H_

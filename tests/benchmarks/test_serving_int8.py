@@ -27,9 +27,10 @@ def models() -> dict[str, Any]:
 
 def test_all_are_timed_and_rounded_ones_are_near_fp32(models: dict[str, Any]) -> None:
     line = int8.speed(models, CASE, rounds=2)
-    assert list(line["entrants"]) == [int8.OURS, int8.FP32, int8.PLAIN, int8.THEIRS]
+    assert set(line["entrants"]) == {*int8.INT8_TABLE, *int8.BF16_TABLE}
     errors = {name: entry["error"] for name, entry in line["entrants"].items()}
     assert errors[int8.PLAIN] == 0.0 and errors[int8.FP32] < 1e-4 < errors[int8.OURS] < 0.05
+    assert all(1e-5 < errors[name] < 0.02 for name in int8.BF16_TABLE if name != int8.FP32)
     assert all(entry["ms"] >= 0 for entry in line["entrants"].values())
 
 
@@ -68,7 +69,7 @@ def test_the_page_shows_what_is_stored() -> None:
 
 
 def test_tables_of_what_is_stored(tmp_path: Path) -> None:
-    path, names = tmp_path / "lines.jsonl", (int8.OURS, int8.FP32, int8.PLAIN, int8.THEIRS)
+    path, names = tmp_path / "lines.jsonl", dict.fromkeys((*int8.INT8_TABLE, *int8.BF16_TABLE))
     entrants = {name: {"ms": 2.0 * n, "int8_ratio": float(n), "error": 0.0} for n, name in enumerate(names, 1)}
     figures = dict.fromkeys(("ndcg_at_10", "recall_at_1", "spearman", "mean_cosine", "least_cosine"), 0.5)
     lines = [
@@ -78,4 +79,5 @@ def test_tables_of_what_is_stored(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = int8.tables(path)
     assert "| MiniLM, one_31 | 2.0 | 2.00 | 3.00 | 4.00 |" in made["int8_speed"]
+    assert "| MiniLM, one_31 | 10.0 | 1.20 | 0.40 | 1.40 | 1.60 |" in made["bf16_speed"]
     assert f"| {int8.OURS} | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 0.5000 |" in made["int8_quality"]

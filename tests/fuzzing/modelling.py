@@ -258,7 +258,10 @@ def run_fused(case: Case) -> None:
         expected = None
     # Beyond what fits, the stock model takes much by chance: vectors of integers, a mask of no rows. Fused, it says no.
     names = () if fits else {*inspect.signature(type(fused).forward).parameters, *arguments}
-    with torch.no_grad():
+    dtype = torch.bfloat16 if case.chance(0.3) else torch.float32
+    if dtype is torch.bfloat16:
+        case.say("# the fused one under autocast in bf16")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
         output = case.call(fused, **arguments, names=names, any_error=expected is None)
     if expected is None:
         return
@@ -267,7 +270,7 @@ def run_fused(case: Case) -> None:
     for mine, theirs in zip(_values(output), _values(expected), strict=True):
         case.expect(mine.shape == theirs.shape, f"shape {list(mine.shape)}, stock gives {list(theirs.shape)}")
         if not has_padding and mine.is_floating_point() and not torch.isnan(theirs).any():
-            bound = FUZZING_SLACK * tolerance("fast_model", "output", torch.float32).floor
+            bound = FUZZING_SLACK * tolerance("fast_model", "output", dtype).floor
             error, size = ((t.float().abs().max() if t.numel() else 0.0) for t in (mine - theirs, theirs))
             close = bool(error <= bound * max(1.0, float(size)))
             case.expect(close, "the fused model gives other values than the stock one")

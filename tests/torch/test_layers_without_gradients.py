@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from bert_fast.testing.compare import assert_close_to_truth
 from bert_fast.torch import encoder_layer as module
 
 HIDDEN = 24
+PRECISIONS = ["fp32", "bf16", "autocast"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,21 @@ def make_model(**changes: Any) -> Any:
     sizes = dict(vocab_size=50, hidden_size=HIDDEN, num_hidden_layers=3, num_attention_heads=3, intermediate_size=40)
     config = bert_fast.BertConfig(**(sizes | dict(initializer_range=0.4) | changes))
     return bert_fast.BertModel(config).eval()
+
+
+def in_precision(model: Any, precision: str) -> tuple[Any, AbstractContextManager[Any]]:
+    """The model, in bf16 where that is asked for, and the context in which it is called."""
+    context = torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast")
+    return (model.bfloat16() if precision == "bf16" else model), context
+
+
+@pytest.fixture(params=native.load().simd_levels() if native.load() is not None else [])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set, in use."""
+    lib: Any = native.load()
+    lib.force_simd_level(request.param)
+    yield request.param
+    lib.force_simd_level("auto")
 
 
 def texts(*lengths: int) -> list[Tensor]:
@@ -111,12 +128,13 @@ def test_bits_of_the_layers_one_by_one() -> None:
     assert torch.equal(together, apart)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_a_text_has_the_same_bits_in_every_batch(num_threads: int) -> None:
+def test_a_text_has_the_same_bits_in_every_batch(num_threads: int, precision: str) -> None:
     """Alone, among others in any order, padded by any number of columns, packed, by any number of threads."""
-    model = make_model(hidden_size=48, intermediate_size=1600)
+    model, context = in_precision(make_model(hidden_size=48, intermediate_size=1600), precision)
     rows = texts(1, 2, 5, 7, 16, 17, 31, 33, 64, 100, 130)
-    with torch.inference_mode():
+    with torch.inference_mode(), context:
         alone = [model(input_ids=row[None]).last_hidden_state[0] for row in rows]
         torch.set_num_threads(num_threads)
         generator = torch.Generator().manual_seed(2)
@@ -199,6 +217,79 @@ def test_weights_are_never_older_than_they_are(change: Callable[[Any], None]) ->
     assert_true(after, model, batch, "last_hidden_state")
 
 
+@pytest.mark.parametrize("change", [_in_place, _by_data, _by_numpy, _new_parameter, _load_by_assignment])
+def test_weights_rounded_by_autocast_are_never_older_than_they_are(change: Callable[[Any], None]) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        before = model(**batch).last_hidden_state
+        with torch.inference_mode(False):
+            change(model)
+        after = model(**batch).last_hidden_state
+        fresh = copy.deepcopy(model)(**batch).last_hidden_state
+    assert not torch.equal(before, after)
+    assert torch.equal(after, fresh)
+
+
+@pytest.mark.parametrize("sizes", [(24, 40), (96, 160)], ids=str)  # of the first no row is whole tiles
+@pytest.mark.parametrize("precision", ["bf16", "autocast"])
+def test_bf16_errs_less_than_op_by_op(precision: str, sizes: tuple[int, int], level: str, calls: list[int]) -> None:
+    model = make_model(hidden_size=sizes[0], intermediate_size=sizes[1], initializer_range=0.2)
+    model, context = in_precision(model, precision)
+    batch = padded(texts(7, 1, 19, 40))
+    with torch.inference_mode(), context:
+        made = model(**batch).last_hidden_state
+        with mock.patch.object(module, "encoder_layers_fwd", return_value=None):
+            plain = model(**batch).last_hidden_state  # op by op
+    with torch.inference_mode(), bert_fast.use_backend("reference"):
+        truth = copy.deepcopy(model).double()(**batch).last_hidden_state
+    assert made.dtype == plain.dtype == torch.bfloat16
+    if level == "portable":
+        assert calls == [-1] * 4
+        return
+    assert calls == [3]
+    mine, theirs = ((one.double() - truth).norm() for one in (made, plain))
+    assert mine < theirs
+
+
+@pytest.mark.parametrize("precision", ["bf16", "autocast"])
+def test_bf16_of_few_rows_and_one_layer_alone(precision: str, calls: list[int]) -> None:
+    config = make_model().config
+    model, context = in_precision(bert_fast.BertForSequenceClassification(config).eval(), precision)
+    batch = padded(texts(7, 1, 19, 4))
+    with torch.inference_mode(), context:
+        logits = model(**batch).logits
+        assert calls == [3]
+        shown = model(**batch, output_hidden_states=True).logits  # of states that are rounded between the layers
+        assert calls == [3, 1, 1, 1]
+        with mock.patch.object(module, "encoder_layers_fwd", return_value=None):
+            plain = model(**batch).logits
+    with torch.inference_mode(), bert_fast.use_backend("reference"):
+        truth = copy.deepcopy(model).double()(**batch).logits
+    for made in (logits, shown):
+        assert_close_to_truth("encoder_layer", "y", made, plain, truth)
+
+
+@pytest.mark.parametrize("change", ["fp32 LayerNorms", "fp16", "not contiguous", "one fp32 weight", "training"])
+def test_what_is_not_bf16_alone_runs_op_by_op(change: str, calls: list[int]) -> None:
+    model, batch = make_model(), padded(texts(7, 12))
+    model = model.half() if change == "fp16" else model.bfloat16()
+    dense = model.encoder.layer[1].output.dense
+    if change == "fp32 LayerNorms":
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.float()
+    elif change == "not contiguous":
+        dense.weight = torch.nn.Parameter(dense.weight.detach().t().contiguous().t())
+    elif change == "one fp32 weight":
+        dense.weight = torch.nn.Parameter(dense.weight.detach().float())
+    elif change == "training":
+        model.train()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled="fp32" in change):
+        made = model(**batch).last_hidden_state
+    assert made.isfinite().all()
+    assert 3 not in calls and calls.count(1) == (2 if change in ("not contiguous", "one fp32 weight") else 0)
+
+
 def test_who_sees_layers_sees_them(calls: list[int]) -> None:
     model, batch = make_model(), padded(texts(7, 12))
     with torch.inference_mode():
@@ -254,10 +345,12 @@ def test_no_row_of_the_last_layer_is_wanted(calls: list[int]) -> None:
     torch.testing.assert_close(output.loss, expected.loss.detach(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("lengths", [(1,), (0, 5, 0), (0,)])
-def test_odd_batches(lengths: tuple[int, ...]) -> None:
-    model, rows = make_model(), texts(*lengths)
-    with torch.inference_mode():
+def test_odd_batches(lengths: tuple[int, ...], precision: str) -> None:
+    model, context = in_precision(make_model(), precision)
+    rows = texts(*lengths)
+    with torch.inference_mode(), context:
         made = model(**packed(rows)).last_hidden_state
     assert made.shape == (sum(lengths), HIDDEN)
     assert made.isfinite().all()
