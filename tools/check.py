@@ -8,7 +8,8 @@ Without arguments all run but the last three.
     lint         ruff, mypy, clang-format, links and plain English of the documentation; nothing is rewritten
     cpp          the C++ tests under the address and undefined-behaviour sanitizers, apart from the extension; those of
                  the tokenizer's threads under the thread sanitizer; over a million texts with the tokens that
-                 Hugging Face `tokenizers` makes of them (build/fuzz, written first) under both
+                 Hugging Face `tokenizers` makes of them (build/fuzz, written first) under the first, a part of them
+                 under the second
     names        `python -m tools.suite_names`: any two processes find tests of the same names, which can be read.
                  Where python is run too, its processes are one of the two
     python       pytest, all but the interpreter tests, on at most two processes

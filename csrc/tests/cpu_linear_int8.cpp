@@ -214,12 +214,13 @@ void test_bad_input() {
 
 int main() {
   using namespace bert_fast::cpu::testing;
-  for_every_level([] {
+  const auto test = [] {
     test_shapes();
     test_extremes();
     test_rows_without_a_scale();
     test_parts();
     test_bad_input();
-  });
+  };
+  for_every_level(test, true);
   return 0;
 }

@@ -7,6 +7,7 @@ SIZE: of the cases, "smoke", "gpu"; of cases that differ in rows alone, the one 
 
 import json
 import math
+import mmap
 import re
 import sys
 from collections.abc import Iterable
@@ -16,7 +17,6 @@ import benchmarks.gpu.dry
 
 benchmarks.gpu.dry.start("sm_90")
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -37,8 +37,8 @@ def fewest_rows(cases: Iterable[KernelCase]) -> list[KernelCase]:
 
 
 class OnZeros(TorchDispatchMode):
-    """Random numbers, and what is computed from large tensors element by element, are zeros; NumPy's, since memory that
-    nobody writes to costs nothing. Integers, of which launches depend, are what they are.
+    """Random numbers, and what is computed from large tensors element by element, are zeros; the system's own, since
+    memory that nobody writes to costs nothing. Integers, of which launches depend, are what they are.
     """
 
     DRAWN = (aten.randn.default, aten.randn.generator)
@@ -51,21 +51,22 @@ class OnZeros(TorchDispatchMode):
         if func in self.DRAWN:
             return zeros(args[0], kwargs.get("dtype") or torch.get_default_dtype())
         if func in self.ELEMENTWISE and args[0].is_floating_point() and args[0].numel() > 2**16:
-            forms = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in args]
-            form = func(*forms, **{name: value for name, value in kwargs.items() if name != "device"})
-            if form.is_floating_point() and form.is_contiguous():
-                return zeros(form.shape, form.dtype)
+            dtype = kwargs.get("dtype") or (torch.result_type(*args[:2]) if args[1:] else args[0].dtype)
+            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            if dtype.is_floating_point and all(one.is_contiguous() for one in tensors):
+                return zeros(torch.broadcast_shapes(*(one.shape for one in tensors)), dtype)
         return func(*args, **kwargs)
 
 
 def zeros(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
-    size = math.prod(shape := tuple(shape))
-    return torch.from_numpy(np.zeros(size * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape := tuple(shape)) * dtype.itemsize
+    memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8) if size else torch.zeros(0, dtype=torch.uint8)
+    return memory.view(dtype).view(shape)
 
 
-def main(sizes: list[str]) -> None:
+def main() -> None:
     found: dict[str, dict[str, list[str]]] = {}
-    for size in sizes:
+    for size in sys.argv[1:]:
         of_size = found[size] = {}
         for case in fewest_rows(kernel_cases(size, family_names())):
             with OnZeros():
@@ -77,4 +78,4 @@ def main(sizes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

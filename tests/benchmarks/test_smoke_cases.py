@@ -25,6 +25,7 @@ from bert_fast.devices import assembler
 from bert_fast.testing.attention import TABLES, AttentionCase
 from bert_fast.testing.compare import assert_close_to_truth, assert_same_values, comparisons
 from tests import recorded_graph
+from tests.null_driver.server import run_command
 from tests.patience import PATIENCE_S
 from tools.null_driver import build
 
@@ -48,7 +49,7 @@ def over_null_driver(*command: str, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_every_kernel_that_ships_is_in_a_case() -> None:
-    by_size = json.loads(over_null_driver("tests.benchmarks.case_launches", "smoke", "gpu"))
+    by_size = json.loads(run_command("tests.benchmarks.case_launches", "smoke", "gpu"))
     for size, by_case in by_size.items():
         launched = {kernel for kernels in by_case.values() for kernel in kernels}
         assert set(programs.kernel_digests()) - launched == set(), f"give the family a case that launches it, of {size}"

@@ -169,8 +169,10 @@ def test_widths(kernels, hidden_size: int, dtype: torch.dtype, suffices: bool) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("hidden_size", [128, 312, 1500, 4096, 8192])
+@pytest.mark.parametrize(
+    ("hidden_size", "dtype"),
+    [(128, torch.float16), (312, torch.float32), (1500, torch.float16), (4096, torch.float32), (8192, torch.float16)],
+)
 def test_more_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     i = make_inputs(2, hidden_size, dtype, suffices=hidden_size != 1500)
     # The widest fp32 rows keep h whatever the weights are.

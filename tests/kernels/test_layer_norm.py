@@ -67,8 +67,10 @@ def test_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("hidden_size", [33, 1500, 4096, 8191, 8192])
+@pytest.mark.parametrize(
+    ("hidden_size", "dtype"),
+    [(33, torch.float16), (1500, torch.float32), (4096, torch.float16), (8191, torch.float16), (8192, torch.float32)],
+)
 def test_more_widths(kernels, hidden_size: int, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     check(kernels, make_inputs(3, hidden_size, dtype))
 

@@ -6,13 +6,13 @@ made here, of the same grammar.
 
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests import process_server
 
 from . import fuzz_file
 from .fuzz_file import Setting
@@ -39,15 +39,20 @@ def test_every_text(texts_file: Path) -> None:
     assert count >= (everything if texts_file == fuzz_file.FULL_FILE else 20_000)
 
 
+def check_with(level: str, texts_file: str) -> None:
+    """In a process of its own: the level is chosen once."""
+    os.environ["BERT_FAST_SIMD"] = level
+    count, found = fuzz_file.check_file(Path(texts_file), some=True)
+    assert count > 0 and not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("level", SIMD_LEVELS)
-def test_every_simd_level(texts_file: Path, level: str) -> None:
-    """What a machine with fewer instructions runs gives the same; the level is chosen once in a process."""
-    command = [sys.executable, "-m", "tests.tokenization.fuzz_file", "check", str(texts_file), "--some"]
-    environment = os.environ | {"BERT_FAST_SIMD": level}
-    run = subprocess.run(command, env=environment, cwd=fuzz_file.ROOT, capture_output=True, text=True, check=False)
-    if "BERT_FAST_SIMD: this machine runs" in run.stderr:
-        pytest.skip(run.stderr.strip().splitlines()[-1])
-    assert run.returncode == 0, run.stdout + run.stderr
+def test_every_simd_level(texts_file: Path, level: str, tmp_path: Path) -> None:
+    """What a machine with fewer instructions runs gives the same."""
+    done = process_server.run(check_with, level, str(texts_file), folder=tmp_path)
+    if "BERT_FAST_SIMD: this machine runs" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_difference_is_found_and_made_small(tmp_path: Path) -> None:
