@@ -4,10 +4,10 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "cpu/keep_bits.h"
 #include "cpu/linear_bf16.h"
+#include "cpu/linear_blocks.h"
 #include "cpu/linear_int8.h"
 #include "cpu/parallel.h"
 
@@ -17,32 +17,22 @@ namespace {
 // Rows of x that are multiplied by all weights of a chunk before the next ones: 768 k of them are 400 KB, half of most
 // second-level caches. Weights come from farther away, once for every block.
 constexpr int64_t kBlockRows = 128;
-// Chunks begin at multiples of this many columns, and blocks of this many rows, which every instruction set's tile
-// divides.
-constexpr int64_t kChunkColumns = 12, kTileRows = 8;
+// Chunks begin at multiples of this many columns, which every instruction set's tile divides.
+constexpr int64_t kChunkColumns = 12;
 
-int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+struct Worker {
+  Rows<const float> x;
+  int64_t k, y_stride;
+  const float* first = nullptr;
 
-struct Chunk {
-  const Weights* part;
-  int64_t first;         // column of the part
-  int64_t first_of_all;  // column of y
-  int64_t num_columns;
-};
+  void round(int64_t row, int64_t) { first = x.data + row * x.stride; }
 
-// As many of each part as there are threads.
-std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int num_threads) {
-  std::vector<Chunk> chunks;
-  int64_t first_of_all = 0;
-  for (const Weights* part = parts; part < parts + num_parts; ++part) {
-    const int64_t width = rounded_up((part->num_columns + num_threads - 1) / num_threads, kChunkColumns);
-    for (int64_t first = 0; first < part->num_columns; first += width) {
-      chunks.push_back({part, first, first_of_all + first, std::min(width, part->num_columns - first)});
-    }
-    first_of_all += part->num_columns;
+  void multiply(const Chunk& chunk, int64_t rows, float* y) const {
+    const Weights& part = *chunk.part;
+    kernels().linear({rows, chunk.num_columns, k, first, x.stride, part.weight + chunk.first * part.stride, part.stride,
+                      part.bias == nullptr ? nullptr : part.bias + chunk.first, y, y_stride});
   }
-  return chunks;
-}
+};
 
 }  // namespace
 
@@ -66,27 +56,9 @@ void linear(Rows<const float> x, const Weights* parts, int num_parts, Rows<float
   require_address("x", x.data, num_rows * k);
   require_address("y", y.data, num_rows * num_columns);
   if (num_rows == 0 || num_columns == 0) return;
-  const Kernels& kernel = kernels();
   const int threads = useful_threads(num_columns * std::max<int64_t>(k, 1), num_threads);
-  const std::vector<Chunk> chunks = chunks_of(parts, num_parts, threads);
-  const int64_t num_blocks = (num_rows + kBlockRows - 1) / kBlockRows;
-  const int64_t block_rows = rounded_up((num_rows + num_blocks - 1) / num_blocks, kTileRows);
-  // A thread's share are blocks of rows for one chunk of weights after the other.
-  split_range(static_cast<int64_t>(chunks.size()) * num_blocks, threads, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const Chunk& chunk = chunks[static_cast<size_t>(task / num_blocks)];
-      const int64_t row = task % num_blocks * block_rows, rows = std::min(block_rows, num_rows - row);
-      const Weights& part = *chunk.part;
-      float* const of_chunk = y.data + row * y.stride + chunk.first_of_all;
-      kernel.linear({rows, chunk.num_columns, k, x.data + row * x.stride, x.stride,
-                     part.weight + chunk.first * part.stride, part.stride,
-                     part.bias == nullptr ? nullptr : part.bias + chunk.first, of_chunk, y.stride});
-      if (activation == nullptr) continue;
-      for (int64_t i = 0; i < rows; ++i) {
-        kernel.activate(of_chunk + i * y.stride, of_chunk + i * y.stride, chunk.num_columns, *activation);
-      }
-    }
-  });
+  multiply_in_blocks(chunks_of(parts, num_parts, threads, kChunkColumns), y, num_rows, kBlockRows, activation, threads,
+                     [&](int64_t) { return Worker{x, k, y.stride}; });
 }
 
 void activate(float* dst, const float* src, int64_t count, Activation activation, int num_threads) {

@@ -1,5 +1,5 @@
-// How products share work whose rows of x are rounded first: for one block of rows after the other, which stay in the
-// second-level cache, one chunk of columns after the other.
+// How products share work: for one block of rows after the other, which stay in the second-level cache, one chunk of
+// columns after the other.
 
 #ifndef BERT_FAST_CPU_LINEAR_BLOCKS_H_
 #define BERT_FAST_CPU_LINEAR_BLOCKS_H_
@@ -35,22 +35,27 @@ inline std::vector<Chunk> chunks_of(const Weights* parts, int num_parts, int num
   return chunks;
 }
 
-// Each thread makes a Worker(most rows of a block) and calls its round(first_row, num_rows) once for a block, then its
-// multiply(chunk, num_rows, y of the block and chunk) for its share of the chunks; the rows are rounded by both
-// threads, where the end of a share is within a block.
+// Tiles have this many rows at most.
+constexpr int64_t kBlockUnit = 16;
+
+// Each thread makes a worker by make_worker(most rows of a block) and calls its round(first_row, num_rows) once for a
+// block, then its multiply(chunk, num_rows, y of the block and chunk) for its share of the chunks; the rows are rounded
+// by both threads, where the end of a share is within a block. block_rows: a multiple of kBlockUnit.
 template <class MakeWorker>
 void multiply_in_blocks(const std::vector<Chunk>& chunks, Rows<float> y, int64_t num_rows, int64_t block_rows,
                         const Activation* activation, int num_threads, const MakeWorker& make_worker) {
   const Kernels& kernel = kernels();
   const int64_t num_chunks = static_cast<int64_t>(chunks.size());
-  const int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
+  const int64_t most_blocks = (num_rows + block_rows - 1) / block_rows;
+  const int64_t units = (num_rows + most_blocks * kBlockUnit - 1) / (most_blocks * kBlockUnit);
+  const int64_t of_block = units * kBlockUnit, num_blocks = (num_rows + of_block - 1) / of_block;
   split_range(num_blocks * num_chunks, num_threads, [&](int64_t begin, int64_t end) {
-    auto worker = make_worker(std::min(block_rows, num_rows));
+    auto worker = make_worker(std::min(of_block, num_rows));
     int64_t rounded = -1;
     for (int64_t task = begin; task < end; ++task) {
       const Chunk& chunk = chunks[static_cast<size_t>(task % num_chunks)];
       const int64_t block = task / num_chunks;
-      const int64_t row = num_rows * block / num_blocks, rows = num_rows * (block + 1) / num_blocks - row;
+      const int64_t row = block * of_block, rows = std::min(of_block, num_rows - row);
       if (block != rounded) {
         worker.round(row, rows);
         rounded = block;
