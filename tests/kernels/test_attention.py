@@ -259,7 +259,7 @@ def test_nothing_to_attend_to_or_with(kernels, name: str) -> None:  # type: igno
 def test_saved_logarithms_are_natural_and_without_dropout(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((20,), num_heads=2, head_dim=16, dropout_p=0.5)
     a = arguments_of(case, case.inputs(torch.float32))
-    _, lse = kernels.attention_fwd(a._replace(q=torch.zeros(20, 2, 16)))
+    _, lse, _ = kernels.attention_fwd(a._replace(q=torch.zeros(20, 2, 16)))
     assert lse.dtype == torch.float32
     torch.testing.assert_close(lse, torch.full((2, 20), math.log(20)))
 
@@ -322,11 +322,11 @@ def test_bytes_are_those_of_the_docstring(  # type: ignore[no-untyped-def]
     a = arguments_of(case, inputs)
     forward_floor, backward_floor = floors(a)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(a)
+        out, lse, mask = kernels.attention_fwd(a)
     assert_traffic(forward, forward_floor)
     assert forward.times_loaded(a.q) == {1} == forward.times_stored(out) == forward.times_stored(lse)
     with traffic() as backward:
-        made = kernels.attention_bwd(a, inputs["dout"], out, lse, set())
+        made = kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     assert_traffic(backward, backward_floor)
     assert all(backward.times_stored(made[name]) == {1} for name in "qkv")
 
@@ -339,13 +339,13 @@ def test_causal_attention_reads_no_tile_that_nobody_sees(kernels, dtype: torch.d
     a = arguments_of(case, inputs)
     config = launch_config(head_dim, dtype, architecture(a.q.device), True, False)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(a)
+        out, lse, mask = kernels.attention_fwd(a)
     for token in range(length):  # a key is read by the blocks whose last query stands at it or behind, by tiles
         tile = token // config.forward.block_n * config.forward.block_n
         readers = length // config.forward.block_m - tile // config.forward.block_m
         assert forward.times_loaded(a.k[token]) == {readers} == forward.times_loaded(a.v[token])
     with traffic() as backward:
-        kernels.attention_bwd(a, inputs["dout"], out, lse, set())
+        kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     for token in range(length):  # a query's gradient: once for dq, once for every block of keys that stands before it
         last = token // config.dkdv.block_m * config.dkdv.block_m + config.dkdv.block_m - 1
         readers = 1 + last // config.dkdv.block_n + 1
