@@ -59,7 +59,8 @@ def attention_qkv(
     Raises: as `attention`.
 
     Differentiable once, in qkv, bias and the tables; the gradient of qkv is contiguous and written once, in
-    place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
+    place. Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them; the mask where
+    `attention` does.
 
     Example:
         >>> qkv = torch.randn(5, 3, 2, 8)  # as `qkv_projection` makes it
