@@ -335,8 +335,11 @@ _PRODUCTS = {
     "_attention_fwd_short_kernel": 2,
     "_attention_bwd_short_kernel": 5,
     "_attention_fwd_kernel": 2,
+    "_attention_fwd_stored_kernel": 2,
     "_attention_bwd_dq_kernel": 3,
     "_attention_bwd_dkdv_kernel": 4,
+    "_attention_bwd_dq_stored_kernel": 3,
+    "_attention_bwd_dkdv_stored_kernel": 4,
 }
 
 
@@ -364,7 +367,7 @@ def _aot_cases(
 ) -> Iterator[AotCase]:
     """A case for every number of tokens for which one program holds a whole head, and for tiles.
 
-    With dropout two of tiles: where the mask is stored, and where every kernel draws it.
+    With dropout two of tiles: kernels that store the mask and read it, where there are, and those that draw it.
     """
     suffix = f"D={head_dim} {dtype_name(dtype)}" + (f" {feature}" if feature else "") + (" qkv" if is_packed else "")
     for max_seqlen in (32, 64, 128, 512, *((_LONG,) if dropout_p else ())):
@@ -375,7 +378,7 @@ def _aot_cases(
         if not is_short and max_seqlen < 512:
             continue
         kernels = {one.kernel.__name__: _facts(one, dtype, feature) for one in launches}
-        name = f"S<={max_seqlen} {suffix}" if is_short else f"{'long' if max_seqlen == _LONG else 'tiled'} {suffix}"
+        name = f"S<={max_seqlen} {suffix}" if is_short else f"tiled {suffix}"
         yield AotCase(name, launch, kernels, has_dropout=dropout_p > 0)
 
 

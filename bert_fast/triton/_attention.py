@@ -32,16 +32,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from bert_fast.env import SETTINGS
 from bert_fast.triton._math import philox4x32
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Arguments that change from batch to batch: specialized for, each would compile kernels again. For `do_not_specialize`.
 VARYING = [
     "num_tokens", "num_blocks", "drop_max", "site", "bias_row_stride", "bias_head_stride", "bias_q_stride",
-    "bias_extent", "num_strips", "num_words",
+    "bias_extent",
 ]  # fmt: skip
-_HAS_NO_ASSEMBLER = tl.constexpr(SETTINGS.triton_interpret)
 _BLOCKS_PER_HEAD = tl.constexpr(65536 // 8)  # Philox blocks of one head: reference/dropout.py, HEAD_STRIDE
 
 
@@ -82,10 +80,6 @@ class Drop(NamedTuple):
     site: Any
     drop_max: Any  # see `_math.keep_values`
     head: Any
-    # Where forward leaves the mask for backward, see `draw_and_store`: the words of this head and sequence, None where
-    # every kernel draws; and how many 16 of its queries take.
-    words: Any
-    num_words: Any
 
 
 class Keys(NamedTuple):
@@ -200,129 +194,6 @@ def keep_tile(drop, batch_row, position, first_key, BLOCK_N: tl.constexpr):
     values = tl.reshape(tl.join(words << 16, words), [2, GROUPS, WARPS, 8, 4, 4, 2])  # [h, group, warp, r, j, i, e]
     values = tl.permute(values, [2, 0, 3, 1, 5, 4, 6])  # [warp, h, r, group, i, j, e]
     return tl.reshape(values, [position.shape[0], BLOCK_N]) > drop.drop_max.to(tl.uint32)
-
-
-@triton.jit
-def _words_at(drop, first_query, first_key, BLOCK_M: tl.constexpr):
-    """Where the words of a tile's queries and 64 keys lie: [warp, r, j] as one dimension, 128 bytes a warp."""
-    lanes = tl.arange(0, BLOCK_M * 2)
-    return drop.words + (first_query // 16 + lanes // 32) * drop.num_words + first_key // 64 * 32 + lanes % 32
-
-
-@triton.jit
-def _are_there(first_query, num_queries, BLOCK_M: tl.constexpr):
-    """Which of these words belong to the sequence: those of 16 queries that begin in it."""
-    return first_query + tl.arange(0, BLOCK_M * 2) // 32 * 16 < num_queries
-
-
-@triton.jit
-def _kept_halves(words, drop_max):
-    """0xFFFF for each half of a word that is kept, else 0: two comparisons in two instructions.
-
-    v >= t iff the smaller of v and t - 1 is not v. As numbers of half precision these are unequal where their bits are:
-    t - 1 is neither 0, which equals -0, nor one that stands for no number (`_attention_tiles.STORED_THRESHOLDS`).
-    """
-    if _HAS_NO_ASSEMBLER:
-        lower = tl.where((words << 16) > drop_max, 0xFFFF, 0).to(tl.uint32)
-        return lower | tl.where(words > drop_max, 0xFFFF0000, 0).to(tl.uint32)
-    else:
-        most = (drop_max & 0xFFFF0000) | (drop_max >> 16)
-        smaller = tl.inline_asm_elementwise(
-            "min.u16x2 $0, $1, $2;", "=r,r,r", [words, most], dtype=tl.uint32, is_pure=True, pack=1
-        )
-        return tl.inline_asm_elementwise(
-            "set.neu.u32.f16x2 $0, $1, $2;", "=r,r,r", [smaller, words], dtype=tl.uint32, is_pure=True, pack=1
-        )
-
-
-@triton.jit
-def _draw_halves(column, position, batch_row, drop):
-    """`_kept_halves` of the four words of Philox blocks."""
-    w0, w1, w2, w3 = philox4x32(column, position, batch_row, drop.site.to(tl.uint32), drop.k0, drop.k1)
-    most = drop.drop_max.to(tl.uint32)
-    return _kept_halves(w0, most), _kept_halves(w1, most), _kept_halves(w2, most), _kept_halves(w3, most)
-
-
-@triton.jit
-def _gathered(m0, m1, m2, m3, FIRST: tl.constexpr):
-    """Bit FIRST + i of either half: that of m_i."""
-    ONES: tl.constexpr = 0x00010001 << FIRST
-    return (m0 & ONES) | (m1 & (ONES << 1)) | (m2 & (ONES << 2)) | (m3 & (ONES << 3))
-
-
-@triton.jit
-def draw_and_store(drop, batch_row, position, first_query, num_queries, first_key, BLOCK_N: tl.constexpr):
-    """The mask of `keep_tile` for `zeroed`, which it also stores for `stored_tile`. BLOCK_N: 64.
-
-    A thread holds 32 scores of a tile of 16 queries by 64 keys, with h, i, r and j as in `keep_tile`, g the group of 32
-    keys and e the half of a word. Their bits are one word, bit 16e + 8g + 4h + i. Words are made before they are joined
-    to a tile, of which a thread then holds the same scores: nothing moves between threads.
-
-    Returns: uint32 [BLOCK_M, BLOCK_N], in whose half e an element at an e of its own finds 0xFFFF where it is kept.
-    """
-    tl.static_assert(BLOCK_N == 64)
-    BLOCK_M: tl.constexpr = position.shape[0]
-    p0, p1 = _halves_of_strips(position)
-    r0, r1 = _halves_of_strips(batch_row)
-    column = (drop.head * _BLOCKS_PER_HEAD + first_key // 8).to(tl.uint32)
-    column = column + tl.reshape(tl.arange(0, 4), [1, 1, 4]).to(tl.uint32)
-    a0, a1, a2, a3 = _draw_halves(column, p0, r0, drop)  # of h = 0, g = 0
-    b0, b1, b2, b3 = _draw_halves(column, p1, r1, drop)
-    c0, c1, c2, c3 = _draw_halves(column + 4, p0, r0, drop)
-    d0, d1, d2, d3 = _draw_halves(column + 4, p1, r1, drop)
-    bits = _gathered(a0, a1, a2, a3, 0) | _gathered(b0, b1, b2, b3, 4)
-    bits = bits | _gathered(c0, c1, c2, c3, 8) | _gathered(d0, d1, d2, d3, 12)
-    bits = tl.reshape(bits, [BLOCK_M * 2]).to(tl.int32, bitcast=True)
-    is_there = _are_there(first_query, num_queries, BLOCK_M)
-    tl.store(_words_at(drop, first_query, first_key, BLOCK_M), bits, mask=is_there)
-    m0 = tl.join(tl.join(a0, b0), tl.join(c0, d0))
-    m1 = tl.join(tl.join(a1, b1), tl.join(c1, d1))
-    m2 = tl.join(tl.join(a2, b2), tl.join(c2, d2))
-    m3 = tl.join(tl.join(a3, b3), tl.join(c3, d3))
-    kept = tl.join(tl.join(m0, m2), tl.join(m1, m3))
-    kept = tl.permute(tl.join(kept, kept), [0, 3, 1, 4, 5, 6, 2, 7])  # [warp, h, r, g, i, i, j, e]
-    return tl.reshape(kept, [BLOCK_M, BLOCK_N])
-
-
-@triton.jit
-def _halves_of_strips(x):
-    """[M] as two tensors [warp, r, 1], one for each h."""
-    x0, x1 = tl.split(tl.permute(tl.reshape(x, [x.shape[0] // 16, 2, 8]), [0, 2, 1]))
-    return x0[:, :, None], x1[:, :, None]
-
-
-@triton.jit
-def zeroed(p, kept):
-    """p [M, N], of half precision, where it is kept by `draw_and_store`, else 0."""
-    if _HAS_NO_ASSEMBLER:
-        is_upper = (tl.arange(0, p.shape[1]) % 2 != 0)[None, :]
-        return tl.where(tl.where(is_upper, kept >> 16, kept & 0xFFFF) != 0, p, 0.0)
-    else:
-        return tl.inline_asm_elementwise(
-            "and.b32 $0, $1, $2;", "=r,r,r,r", [p, kept], dtype=p.dtype, is_pure=True, pack=2
-        )
-
-
-@triton.jit
-def stored_tile(
-    drop, first_query, num_queries, first_key, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHECKED: tl.constexpr
-):  # fmt: skip
-    """The mask of `keep_tile` as `draw_and_store` left it. BLOCK_N: 64 or 32. CHECKED: not all queries need exist."""
-    GROUPS: tl.constexpr = BLOCK_N // 32
-    at = _words_at(drop, first_query, first_key, BLOCK_M)
-    if CHECKED:
-        words = tl.load(at, mask=_are_there(first_query, num_queries, BLOCK_M), other=0)
-    else:
-        words = tl.load(at)
-    if GROUPS == 1:
-        words = words >> (first_key % 64 // 32 * 8)
-    words = tl.reshape(words, [1, 1, BLOCK_M // 16, 8, 1, 4, 1])
-    h = tl.reshape(tl.arange(0, 2), [2, 1, 1, 1, 1, 1, 1])
-    g = tl.reshape(tl.arange(0, GROUPS), [1, GROUPS, 1, 1, 1, 1, 1])
-    i = tl.reshape(tl.arange(0, 4), [1, 1, 1, 1, 4, 1, 1])
-    e = tl.reshape(tl.arange(0, 2), [1, 1, 1, 1, 1, 1, 2])
-    keep = ((words >> (16 * e + 8 * g + 4 * h + i)) & 1) != 0  # [h, g, warp, r, i, j, e]
-    return tl.reshape(tl.permute(keep, [2, 0, 3, 1, 4, 5, 6]), [BLOCK_M, BLOCK_N])
 
 
 @triton.jit

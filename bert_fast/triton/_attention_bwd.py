@@ -56,7 +56,6 @@ from bert_fast.triton._attention import (
     relative_scores,
     sequence_span,
     store_rows,
-    stored_tile,
     visible_keys,
 )
 from bert_fast.triton._math import philox4x32, split_seed
@@ -64,15 +63,14 @@ from bert_fast.triton._math import philox4x32, split_seed
 
 @triton.jit
 def probabilities_and_gradients(
-    q, k, v, dout, lse, delta, exists, first_query, num_queries, first_key, scale_log2, batch_row, position_q,
-    position_k, drop, extras, D: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, ALL_QUERIES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras,
+    D: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(w, ds) [M, N] of one tile: W / z and dS / z, fp32. lse in base 2, delta already divided by z.
 
-    exists (bool [M, N]): both tokens do; ALL_QUERIES: all queries.
+    exists (bool [M, N]): both tokens do.
     """
-    if drop.words is None and drop.k0 is not None:
+    if drop.k0 is not None:
         keep = keep_tile(drop, batch_row, position_q, first_key, k.shape[0])
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if not PLAIN:
@@ -84,34 +82,29 @@ def probabilities_and_gradients(
         p = tl.exp2(scores * scale_log2 - lse[:, None])
     dw = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     w = p
-    if drop.words is not None:  # here and not before: fewer registers are taken
-        keep = stored_tile(drop, first_query, num_queries, first_key, q.shape[0], k.shape[0], not ALL_QUERIES)
-    DROPS: tl.constexpr = drop.words is not None or drop.k0 is not None
-    if DROPS:
+    if drop.k0 is not None:
         w = tl.where(keep, w, 0.0)
-    return w, gradients_of_scores(p, w, dw, delta, DROPS)
+    return w, gradients_of_scores(p, w, dw, delta, drop.k0 is not None)
 
 
 @triton.jit
 def _add_keys(
-    dq, q, dout, lse, delta, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
-    extras, D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop, extras,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of keys added to dq [M, BLOCK_D]."""
     BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = first_key + tl.arange(0, BLOCK_N)
     k = load_rows(keys.k_ptr, keys.k_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)
-    offs_m = first_query + tl.arange(0, q.shape[0])
     exists = (offs_m < num_queries)[:, None] & (offs_n < keys.num)[None, :]
     position_k = None
     HAS_TABLES: tl.constexpr = extras.relative_keys.ptr is not None or extras.relative_queries.ptr is not None
     if CAUSAL or extras.bias.ptr is not None or HAS_TABLES:
         position_k = load_positions(keys.coords_ptr, offs_n, keys.num)
     _, ds = probabilities_and_gradients(
-        q, k, v, dout, lse, delta, exists, first_query, num_queries, first_key, scale_log2, batch_row, position_q,
-        position_k, drop, extras, D, CAUSAL, PLAIN, False, PRECISION,
+        q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
+        CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
     if extras.relative_keys.ptr is not None:
         dq += relative_dq(ds, position_q, position_k, extras.relative_keys, D, BLOCK_D, PRECISION)
@@ -121,12 +114,12 @@ def _add_keys(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, words_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride,
-    q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_strips, num_words,
-    num_blocks, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq of BLOCK_M queries of one head; also their delta, which the other kernel reads.
 
@@ -157,7 +150,7 @@ def _attention_bwd_dq_kernel(
 
     batch_row, position_q = None, None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or relative_keys_ptr is not None or relative_queries_ptr is not None
-    if (HAS_DROPOUT and words_ptr is None) or CAUSAL or HAS_EXTRAS:
+    if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
         batch_row, position_q = load_names(coords_q_ptr, offs_m, num_queries)
     if CAUSAL or HAS_EXTRAS:
@@ -176,12 +169,10 @@ def _attention_bwd_dq_kernel(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
     )  # fmt: skip
-    k0, k1, words = None, None, None
-    if HAS_DROPOUT and words_ptr is None:
+    k0, k1 = None, None
+    if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    if words_ptr is not None:
-        words = words_ptr + (wide_head * num_strips + start_q // 16 + sequence) * num_words
-    drop = Drop(k0, k1, site, drop_max, head, words, num_words)
+    drop = Drop(k0, k1, site, drop_max, head)
     plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     end, num_plain = visible_keys(
@@ -191,13 +182,13 @@ def _attention_bwd_dq_kernel(
     if HAS_PLAIN:
         for first_key in tl.range(0, num_plain, BLOCK_N):
             dq = _add_keys(
-                dq, q, dout, lse, delta, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q,
-                drop, plain, D, BLOCK_N, False, True, PRECISION,
+                dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
+                plain, D, BLOCK_N, False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         dq = _add_keys(
-            dq, q, dout, lse, delta, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q,
-            drop, extras, D, BLOCK_N, CAUSAL, False, PRECISION,
+            dq, q, dout, lse, delta, offs_m, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
+            extras, D, BLOCK_N, CAUSAL, False, PRECISION,
         )  # fmt: skip
     dq *= softmax_scale * dropout_scale
     dq_ptr += (start_q * num_heads * PARTS + wide_head) * D
@@ -239,8 +230,8 @@ def _add_queries(
         batch_row, position_q = load_names(queries.coords_ptr, offs_m, queries.num)
     exists = (offs_m < queries.num)[:, None] & (offs_n < num_keys)[None, :]
     w, ds = probabilities_and_gradients(
-        q, k, v, dout, lse, delta, exists, first_query, queries.num, first_key, scale_log2, batch_row, position_q,
-        position_k, drop, extras, D, CAUSAL, PLAIN, PLAIN, PRECISION,
+        q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop, extras, D,
+        CAUSAL, PLAIN, PRECISION,
     )  # fmt: skip
     dv = tl.dot(tl.trans(w.to(dout.dtype)), dout, dv, input_precision=PRECISION)
     if extras.relative_queries.ptr is not None:
@@ -252,12 +243,12 @@ def _add_queries(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, lse_ptr, delta_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr,
-    coords_q_ptr, coords_k_ptr, seed_ptr, words_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride,
-    q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride,
-    bias_head_stride, bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_strips, num_words,
-    num_blocks, num_heads, softmax_scale, dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    coords_q_ptr, coords_k_ptr, seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride,
+    k_stride, k_head_stride, v_stride, v_head_stride, dout_stride, dout_head_stride, bias_row_stride, bias_head_stride,
+    bias_q_stride, bias_k_stride, bias_extent, num_distances, num_tokens, num_blocks, num_heads, softmax_scale,
+    dropout_scale, inverse_scale, drop_max, site, PARTS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BLOCK_N keys of one head: all queries of their sequence, tile after tile, in order.
 
@@ -279,7 +270,7 @@ def _attention_bwd_dkdv_kernel(
 
     position_k = None
     HAS_EXTRAS: tl.constexpr = bias_ptr is not None or relative_keys_ptr is not None or relative_queries_ptr is not None
-    if (HAS_DROPOUT and words_ptr is None) or CAUSAL or HAS_EXTRAS:
+    if HAS_DROPOUT or CAUSAL or HAS_EXTRAS:
         coords_q_ptr += start_q * 2
     if CAUSAL or HAS_EXTRAS:
         coords_k_ptr += start_k * 2
@@ -299,12 +290,10 @@ def _attention_bwd_dkdv_kernel(
         dout_ptr + start_q * dout_stride + wide_head * dout_head_stride, lse_ptr + statistics, delta_ptr + statistics,
         q_stride, dout_stride, coords_q_ptr, num_queries, inverse_scale,
     )  # fmt: skip
-    k0, k1, words = None, None, None
-    if HAS_DROPOUT and words_ptr is None:
+    k0, k1 = None, None
+    if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    if words_ptr is not None:
-        words = words_ptr + (wide_head * num_strips + start_q // 16 + sequence) * num_words
-    drop = Drop(k0, k1, site, drop_max, head, words, num_words)
+    drop = Drop(k0, k1, site, drop_max, head)
     plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     # Keys past the sequence's end are zeros here and nothing reads their dk and dv: only queries make a tile plain.
@@ -389,7 +378,7 @@ def _attention_bwd_short_kernel(
     k0, k1 = None, None
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    drop = Drop(k0, k1, site, drop_max, head, None, 0)
+    drop = Drop(k0, k1, site, drop_max, head)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for first_key in tl.range(0, num_keys, BLOCK_N):
@@ -552,7 +541,7 @@ def _attention_bwd_bias_kernel(
                     Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
                     Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
                 )
-                drop = Drop(k0, k1, site, drop_max, head, None, 0)
+                drop = Drop(k0, k1, site, drop_max, head)
                 q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
                 k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
                 v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
@@ -628,7 +617,7 @@ def _attention_bwd_table_kernel(
             Table(relative_keys_ptr, wide_head * D, num_heads * D, num_distances),
             Table(relative_queries_ptr, wide_head * D, num_heads * D, num_distances),
         )
-        drop = Drop(k0, k1, site, drop_max, head, None, 0)
+        drop = Drop(k0, k1, site, drop_max, head)
         q_of = q_ptr + start_q * q_stride + wide_head * q_head_stride
         k_of = k_ptr + start_k * k_stride + wide_head * k_head_stride
         v_of = v_ptr + start_k * v_stride + wide_head * v_head_stride
@@ -653,8 +642,8 @@ def _attention_bwd_table_kernel(
                 v = load_rows(v_of, v_stride, offs_n, num_keys, D, BLOCK_D, True)
                 exists = (offs_m < num_queries)[:, None] & (offs_n < num_keys)[None, :]
                 _, ds = probabilities_and_gradients(
-                    q, k, v, dout, lse, delta, exists, first_query, num_queries, first_key, scale_log2, batch_row,
-                    position_q, position_k, drop, extras, D, CAUSAL, False, False, PRECISION,
+                    q, k, v, dout, lse, delta, exists, first_key, scale_log2, batch_row, position_q, position_k, drop,
+                    extras, D, CAUSAL, False, PRECISION,
                 )  # fmt: skip
                 if dkeys_ptr is not None:
                     dkeys = add_table_gradient(dkeys, ds, q, position_q, position_k, first_distance, 1, PRECISION)

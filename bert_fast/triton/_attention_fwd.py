@@ -16,7 +16,6 @@ from bert_fast.triton._attention import (
     Keys,
     Table,
     bias_at,
-    draw_and_store,
     dropped,
     keep_tile,
     load_names,
@@ -28,23 +27,20 @@ from bert_fast.triton._attention import (
     sequence_span,
     store_rows,
     visible_keys,
-    zeroed,
 )
 from bert_fast.triton._math import split_seed
 
 
 @triton.jit
 def _add_keys(
-    acc, m_i, l_i, q, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop, extras,
-    D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, extras, D: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: the new accumulator [M, D], running maximum (base 2) and sum of exponentials [M]."""
     BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = first_key + tl.arange(0, BLOCK_N)
     k = load_rows(keys.k_ptr, keys.k_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
-    if drop.words is not None:
-        kept = draw_and_store(drop, batch_row, position_q, first_query, num_queries, first_key, BLOCK_N)
-    elif drop.k0 is not None:
+    if drop.k0 is not None:
         keep = keep_tile(drop, batch_row, position_q, first_key, BLOCK_N)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [M, N]
     position_k = None
@@ -65,24 +61,21 @@ def _add_keys(
         p = tl.exp2(scores - m_finite[:, None])
         alpha = tl.exp2(m_i - m_finite)
     l_i = l_i * alpha + tl.sum(p, 1)
-    if drop.words is None and drop.k0 is not None:
+    if drop.k0 is not None:
         p = dropped(p, keep, scale_log2)
     v = load_rows(keys.v_ptr, keys.v_stride, offs_n, keys.num, D, BLOCK_D, not PLAIN)  # [N, D]
-    p = p.to(v.dtype)
-    if drop.words is not None:
-        p = zeroed(p, kept)
-    acc = tl.dot(p, v, acc * alpha[:, None], input_precision=PRECISION)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
     return acc, m_new, l_i
 
 
 @triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, order_ptr, coords_q_ptr, coords_k_ptr,
-    seed_ptr, words_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride, k_stride,
-    k_head_stride, v_stride, v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride,
-    bias_extent, num_distances, num_tokens, num_strips, num_words, num_blocks, num_heads, softmax_scale, dropout_scale,
-    drop_max, site, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    seed_ptr, bias_ptr, relative_keys_ptr, relative_queries_ptr, q_stride, q_head_stride, k_stride, k_head_stride,
+    v_stride, v_head_stride, bias_row_stride, bias_head_stride, bias_q_stride, bias_k_stride, bias_extent,
+    num_distances, num_tokens, num_blocks, num_heads, softmax_scale, dropout_scale, drop_max, site, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, HAS_PLAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries of one head against all keys of their sequence. HAS_PLAIN: full tiles are plain ones."""
     block, head, sequence = locate(num_blocks, num_heads, order_ptr)
@@ -119,12 +112,10 @@ def _attention_fwd_kernel(
         k_ptr + start_k * k_stride + wide_head * k_head_stride, v_ptr + start_k * v_stride + wide_head * v_head_stride,
         k_stride, v_stride, coords_k_ptr, num_keys,
     )  # fmt: skip
-    k0, k1, words = None, None, None
+    k0, k1 = None, None
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-    if words_ptr is not None:
-        words = words_ptr + (wide_head * num_strips + start_q // 16 + sequence) * num_words
-    drop = Drop(k0, k1, site, drop_max, head, words, num_words)
+    drop = Drop(k0, k1, site, drop_max, head)
     plain = Extras(Bias(None, 0, 0, 0), Table(None, 0, 0, 0), Table(None, 0, 0, 0))
 
     end, num_plain = visible_keys(
@@ -136,13 +127,13 @@ def _attention_fwd_kernel(
     if HAS_PLAIN:
         for first_key in tl.range(0, num_plain, BLOCK_N):
             acc, m_i, l_i = _add_keys(
-                acc, m_i, l_i, q, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
-                plain, D, BLOCK_N, False, True, PRECISION,
+                acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, plain, D, BLOCK_N,
+                False, True, PRECISION,
             )  # fmt: skip
     for first_key in tl.range(num_plain, end, BLOCK_N, num_stages=1):
         acc, m_i, l_i = _add_keys(
-            acc, m_i, l_i, q, first_query, num_queries, keys, first_key, scale_log2, batch_row, position_q, drop,
-            extras, D, BLOCK_N, CAUSAL, False, PRECISION,
+            acc, m_i, l_i, q, keys, first_key, scale_log2, batch_row, position_q, drop, extras, D, BLOCK_N, CAUSAL,
+            False, PRECISION,
         )  # fmt: skip
 
     # A query without keys: acc = 0, l_i = 0; its output is 0 and its lse -inf.
@@ -189,7 +180,7 @@ def _attention_fwd_short_kernel(
     total = tl.sum(p, 1)
     if HAS_DROPOUT:
         k0, k1 = split_seed(tl.load(seed_ptr))
-        drop = Drop(k0, k1, site, drop_max, head, None, 0)
+        drop = Drop(k0, k1, site, drop_max, head)
         p = dropped(p, keep_tile(drop, batch_row, position_q, 0, BLOCK_N), softmax_scale)
     out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
     # A query without keys: out = 0, total = 0; its output is 0 and its lse -inf.

@@ -49,6 +49,11 @@ from bert_fast.triton._attention_bwd import (
     _attention_bwd_table_kernel,
 )
 from bert_fast.triton._attention_fwd import _attention_fwd_kernel, _attention_fwd_short_kernel
+from bert_fast.triton._attention_stored import (
+    _attention_bwd_dkdv_stored_kernel,
+    _attention_bwd_dq_stored_kernel,
+    _attention_fwd_stored_kernel,
+)
 from bert_fast.triton._attention_tiles import (
     STORED_SEQLENS,
     STORED_THRESHOLDS,
@@ -94,8 +99,8 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor, Tensor | None]:
     if call.short is not None:
         call.launch(_attention_fwd_short_kernel, call.short.forward, 1, made)
     else:
-        tile = call.config.forward
-        call.launch(_attention_fwd_kernel, tile, ceil_div(a.max_seqlen_q, tile.block_m), made)
+        tile, kernel = call.config.forward, _attention_fwd_kernel if mask is None else _attention_fwd_stored_kernel
+        call.launch(kernel, tile, ceil_div(a.max_seqlen_q, tile.block_m), made)
     return out, lse, mask
 
 
@@ -126,8 +131,11 @@ def attention_bwd(
         return _as_asked(dq, dk, dv, dqkv)
     config = call.config
     arguments["delta_ptr"] = torch.empty_like(lse)  # written by the first kernel, read by the second
-    call.launch(_attention_bwd_dq_kernel, config.dq, ceil_div(a.max_seqlen_q, config.dq.block_m), arguments)
-    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, ceil_div(a.max_seqlen_k, config.dkdv.block_n), arguments)
+    dq_kernel, dkdv_kernel = _attention_bwd_dq_kernel, _attention_bwd_dkdv_kernel
+    if mask is not None:
+        dq_kernel, dkdv_kernel = _attention_bwd_dq_stored_kernel, _attention_bwd_dkdv_stored_kernel
+    call.launch(dq_kernel, config.dq, ceil_div(a.max_seqlen_q, config.dq.block_m), arguments)
+    call.launch(dkdv_kernel, config.dkdv, ceil_div(a.max_seqlen_k, config.dkdv.block_n), arguments)
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
@@ -179,16 +187,16 @@ class _Call:
             "PRECISION": _dot_precision(dtype, self.config.precision),
         }  # fmt: skip
         if self.short is None:
-            self.shared |= self._of_tiled(a, mask)
+            self.shared |= self._of_tiled(a)
+        if mask is not None:
+            self.shared |= {"words_ptr": mask, "num_strips": mask.shape[1], "num_words": mask.shape[2]}
 
-    def _of_tiled(self, a: Attention, mask: Tensor | None) -> dict[str, Any]:
+    def _of_tiled(self, a: Attention) -> dict[str, Any]:
         """What the kernels for sequences of any length take beside the rest."""
         tables = a.relative_keys, a.relative_queries
         keys, queries = (None if table is None else table.to(a.q.dtype).contiguous() for table in tables)
         return {
-            "order_ptr": a.sequence_order, "words_ptr": mask, "num_strips": 0 if mask is None else mask.shape[1],
-            "num_words": 0 if mask is None else mask.shape[2],
-            "relative_keys_ptr": keys, "relative_queries_ptr": queries,
+            "order_ptr": a.sequence_order, "relative_keys_ptr": keys, "relative_queries_ptr": queries,
             "num_distances": max(0 if table is None else len(table) for table in tables),
             # Plain tiles scale inside the exponential, after the maximum: only a positive scale keeps it the maximum.
             "HAS_PLAIN": self.config.has_plain and not a.has_extras and a.softmax_scale > 0.0,

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bert_fast import backend, ops
+from bert_fast import BertConfig, BertModel, backend, ops, use_backend
 from bert_fast.batch_invariance import batch_invariant
 from bert_fast.ops.packing import Packing
-from bert_fast.reference.attention import Attention, stored_mask_shape
+from bert_fast.reference.attention import Attention, AttentionQkv, stored_mask_shape
 from bert_fast.reference.dropout import attention_keep_mask
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
 from bert_fast.triton._launch import assume_architecture
@@ -179,3 +180,56 @@ def test_autograd_saves_a_mask_where_a_gradient_is_recorded() -> None:
     (mask,) = saved(0.1, qkv.clone().requires_grad_())
     assert mask.shape == (2, 150 // 16 + 1, 96)
     assert not saved(0.0, qkv.clone().requires_grad_()) and not saved(0.1, qkv)
+
+
+def test_the_registered_ops_know_the_shape_of_a_mask() -> None:
+    """Fake tensors have it, and backward refuses another."""
+    qkv, cu_seqlens = torch.randn(150, 3, 2, 16, dtype=torch.float16), torch.tensor([0, 150], dtype=torch.int32)
+    coords = Packing.from_cu_seqlens(cu_seqlens, 150, 150).coords
+    for keeps in (True, False):
+        a = AttentionQkv(qkv, cu_seqlens, 150, 0.25, 0.1, SEED, coords, SITE, False, None, None, None, None, keeps)
+        made = torch.ops.bert_fast.attention_qkv_fwd(*a, "triton")
+        with FakeTensorMode() as mode:
+            tensors = [mode.from_tensor(one) if isinstance(one, Tensor) else one for one in a]
+            faked = torch.ops.bert_fast.attention_qkv_fwd(*tensors, "triton")
+        assert [(one.shape, one.dtype) for one in made] == [(one.shape, one.dtype) for one in faked]
+        assert made[2].dim() == (3 if keeps else 1)
+    out, lse = made[:2]
+    wrong = torch.zeros(2, 9, 96, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"mask: expected .*2, 10, 96"):
+        torch.ops.bert_fast.attention_qkv_bwd(out, qkv, out, lse, wrong, *a[1:], False, False, False, "triton")
+
+
+def test_a_layer_keeps_the_mask_as_its_ops_do() -> None:
+    config = BertConfig(
+        vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=160,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BertModel(config).half().train()
+    ids = torch.randint(0, 30, (2, 150))
+    lengths = torch.tensor([150, 13])
+    upstream = torch.randn(2, 150, 32, dtype=torch.float16)
+    results: list[list[Tensor]] = []
+    kept: list[list[torch.Size]] = []
+    for is_whole in (True, False):
+        model.zero_grad()
+        # With a hook on a module of the layer its ops run one by one.
+        hook = None if is_whole else model.encoder.layer[0].output.register_forward_hook(lambda *_: None)
+        shapes: list[torch.Size] = []
+
+        def look(tensor: Tensor, shapes: list[torch.Size] = shapes) -> Tensor:
+            shapes.append(tensor.shape)
+            return tensor
+
+        with use_backend("triton"), torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor):
+            y = model(ids, torch.arange(150) < lengths[:, None], dropout_seed=SEED).last_hidden_state
+            y.backward(upstream)
+        kept.append(shapes)
+        results.append([y.detach(), *[one.grad.clone() for one in model.parameters() if one.grad is not None]])
+        if hook is not None:
+            hook.remove()
+    assert all(torch.Size((2, 163 // 16 + 2, 96)) in shapes for shapes in kept)
+    assert len(results[0]) > 10 and torch.equal(results[0][0], results[1][0])
+    for one, other in zip(*results, strict=True):  # gradients that meet are rounded once in the layer
+        assert (one - other).abs().max() <= 0.01 * max(other.abs().max(), 0.01)  # that of the key's bias is 0
