@@ -8,10 +8,11 @@
     dS    = P * (z * K * dout v^T - delta)
     dq    = softmax_scale * dS k    dk = softmax_scale * dS^T q    dv = (P * z * K)^T dout
 
-Two regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once, softmax
-takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias or relative positions, a
-program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward is two kernels
-and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
+Three regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once,
+softmax takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias or relative
+positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward
+is two kernels and 7 products. Of these there are two sets: one draws dropout's mask in every kernel, one
+(`stores_mask`) in forward alone. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
 `batch_invariant` every sequence is a long one.
 
 Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the

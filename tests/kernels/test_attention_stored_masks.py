@@ -14,6 +14,7 @@ from bert_fast.ops.packing import Packing
 from bert_fast.reference.attention import Attention, AttentionQkv, stored_mask_shape
 from bert_fast.reference.dropout import attention_keep_mask
 from bert_fast.testing.attention import SEED, SITE, AttentionCase
+from bert_fast.testing.tolerances import RELATIVE
 from bert_fast.triton._launch import assume_architecture
 
 from .attention_grid import OP, arguments_of, check, run
@@ -78,7 +79,7 @@ def test_forward_stores_the_bits_of_the_reference(kernels: Any, p: float) -> Non
 
 
 def test_every_sixteen_bit_value_is_compared_as_the_reference_does(kernels: Any) -> None:
-    case = AttentionCase((129,), None, 1, 16, dropout_p=0.5)
+    case = AttentionCase((513,), None, 1, 16, dropout_p=0.5)  # of as many values some are each threshold
     a = arguments_of(case, case.inputs(torch.float16))
     for threshold in (2, 3, 0x3FF, 0x400, 0x401, 0x7BFF, 0x7C00):
         a = a._replace(dropout_p=threshold / 65536)
@@ -95,8 +96,9 @@ def test_backward_has_the_bits_of_a_mask_drawn_again(kernels: Any, name: str) ->
     assert mask is not None
     assert torch.equal(out, drawn["out"]) and torch.equal(lse, drawn["lse"])
     made = kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
-    for gradient, result in made.items():
-        torch.testing.assert_close(result, drawn[f"d{gradient}"], rtol=2e-3, atol=2e-3)
+    # dq of narrow heads is added up by other tiles.
+    same = "kv" if CASES[name].head_dim <= 64 else "qkv"
+    assert all(torch.equal(made[one], drawn[f"d{one}"]) for one in same)
     # What backward reads is the mask itself: of another one gradients differ.
     other = kernels.attention_bwd(a, inputs["dout"], out, lse, ~mask, set())
     assert all((other[one] - made[one]).abs().max() > 0.05 for one in "qkv")
@@ -105,27 +107,6 @@ def test_backward_has_the_bits_of_a_mask_drawn_again(kernels: Any, name: str) ->
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_agree_with_the_reference(kernels: Any, name: str) -> None:
     check(kernels, CASES[name], torch.float16)
-
-
-def test_a_padded_batch_has_the_bits_of_a_packed_one(kernels: Any) -> None:
-    lengths = (129, 40)
-    packing = Packing.from_keep_mask(torch.arange(130) < torch.tensor(lengths)[:, None], torch.device("cpu"))
-    q, k, v = torch.randn(3, 2, 130, 2, 16, dtype=torch.float16)
-    results = []
-    for is_packed in (False, True):
-        leaves = [one.clone().requires_grad_() for one in (q, k, v)]
-        given = {"dropout_p": 0.2, "seed": SEED, "site": SITE, "backend": "triton"}
-        if is_packed:
-            out = ops.attention(
-                *map(packing.pack, leaves), cu_seqlens_q=packing.cu_seqlens, max_seqlen_q=130, coords_q=packing.coords,
-                **given,
-            )  # fmt: skip
-            out = packing.unpack(out)
-        else:
-            keep = torch.arange(130) < torch.tensor(lengths)[:, None]
-            out = ops.attention_padded(*leaves, keep_mask=keep, **given)
-        results.append((out, *torch.autograd.grad(out.float().pow(2).sum(), leaves)))
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_what_stores_no_mask(kernels: Any) -> None:
@@ -160,16 +141,24 @@ def test_a_bound_above_the_lengths_changes_no_mask(kernels: Any, max_seqlen: int
     expected = run(kernels, arguments_of(case, inputs), inputs["dout"])
     a = arguments_of(case, inputs)._replace(max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen)
     results = run(kernels, a, inputs["dout"])
-    assert torch.equal(results["out"], expected["out"])
-    for name, result in results.items():
-        torch.testing.assert_close(result, expected[name], rtol=2e-3, atol=2e-3)
+    assert all(torch.equal(results[name], expected[name]) for name in ("out", "lse", "dk", "dv"))
+    assert max_seqlen > 2048 or torch.equal(results["dq"], expected["dq"])
 
 
-def test_autograd_saves_a_mask_where_a_gradient_is_recorded() -> None:
+def test_autograd_saves_a_mask_where_a_gradient_is_recorded(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     qkv = torch.randn(150, 3, 2, 16, dtype=torch.float16)
     cu_seqlens = torch.tensor([0, 150], dtype=torch.int32)
     given = {"cu_seqlens": cu_seqlens, "max_seqlen": 150, "seed": SEED, "site": SITE, "backend": "triton"}
     given["coords"] = Packing.from_cu_seqlens(cu_seqlens, 150, 150).coords
+
+    forward, masks = kernels.attention_fwd, []
+
+    def seen(a: Attention) -> Any:
+        made = forward(a)
+        masks.append(made[2])
+        return made
+
+    monkeypatch.setattr(kernels, "attention_fwd", seen)
 
     def saved(dropout_p: float, x: Tensor) -> list[Tensor]:
         found: list[Tensor] = []
@@ -178,8 +167,11 @@ def test_autograd_saves_a_mask_where_a_gradient_is_recorded() -> None:
         return [one for one in found if one.dim() == 3 and one.dtype == torch.int32]
 
     (mask,) = saved(0.1, qkv.clone().requires_grad_())
-    assert mask.shape == (2, 150 // 16 + 1, 96)
+    assert mask.shape == (2, 150 // 16 + 1, 96) and mask is masks.pop()
     assert not saved(0.0, qkv.clone().requires_grad_()) and not saved(0.1, qkv)
+    with torch.no_grad():
+        assert not saved(0.1, qkv.clone().requires_grad_())
+    assert masks == [None, None, None]
 
 
 def test_the_registered_ops_know_the_shape_of_a_mask() -> None:
@@ -232,4 +224,5 @@ def test_a_layer_keeps_the_mask_as_its_ops_do() -> None:
     assert all(torch.Size((2, 163 // 16 + 2, 96)) in shapes for shapes in kept)
     assert len(results[0]) > 10 and torch.equal(results[0][0], results[1][0])
     for one, other in zip(*results, strict=True):  # gradients that meet are rounded once in the layer
-        assert (one - other).abs().max() <= 0.01 * max(other.abs().max(), 0.01)  # that of the key's bias is 0
+        largest = max(other.abs().max(), 0.01)  # that of the key's bias is 0
+        assert (one - other).abs().max() <= RELATIVE["sums_rounded_once"] * largest
