@@ -26,7 +26,8 @@ _MAY_SPILL = re.compile(r"attention_.*( D=(96|128) fp32| fp32 (bias|relative_key
 # half precision take less time so on an H200 at every length that was timed (docs/decisions/0006-attention-dropout.md);
 # of the others nothing was timed.
 _MAY_SPILL_A_LITTLE = re.compile(
-    r"attention_(fwd_short S<=128|bwd_short S<=(64|128)|bwd_dkdv tiled) D=\d+ (bf16|fp16)( qkv| causal)? dropout sm_90"
+    r"attention_(fwd_short S<=128|bwd_short S<=(64|128)|bwd_dkdv(_stored)? tiled) D=\d+ (bf16|fp16)( qkv| causal)?"
+    r" dropout sm_90"
     r"|attention_bwd_dkdv tiled D=32 fp32( qkv)? dropout sm_\d+"
     r"|attention_(fwd tiled D=32|bwd_dq tiled D=(96|128)) bf16 dropout sm_100"
     r"|attention_bwd_dq tiled D=64 bf16 causal dropout sm_80"

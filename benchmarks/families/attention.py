@@ -120,6 +120,8 @@ _RARE = {
     "S70 disentangled holes p0.1": AttentionCase(
         (70, 3), num_heads=1, head_dim=64, relative="CP", holes=True, dropout_p=0.1
     ),
+    "S140 causal p0.1": AttentionCase((140, 3), num_heads=1, head_dim=64, causal=True, dropout_p=0.1),
+    "S140 p0.5": AttentionCase((140, 3), num_heads=1, head_dim=64, dropout_p=0.5),  # of such no mask is stored
     "S140 fewer keys": AttentionCase((140, 5), (3, 150), num_heads=1, head_dim=40, dropout_p=0.1),
 }
 
@@ -333,9 +335,15 @@ _PRODUCTS = {
     "_attention_fwd_short_kernel": 2,
     "_attention_bwd_short_kernel": 5,
     "_attention_fwd_kernel": 2,
+    "_attention_fwd_stored_kernel": 2,
     "_attention_bwd_dq_kernel": 3,
     "_attention_bwd_dkdv_kernel": 4,
+    "_attention_bwd_dq_stored_kernel": 3,
+    "_attention_bwd_dkdv_stored_kernel": 4,
 }
+
+
+_LONG = 4096  # tokens: beyond the lengths of which a dropout mask is stored
 
 
 def aot_cases() -> Iterator[AotCase]:
@@ -357,9 +365,12 @@ def aot_cases() -> Iterator[AotCase]:
 def _aot_cases(
     head_dim: int, dtype: torch.dtype, dropout_p: float, feature: str = "", is_packed: bool = False
 ) -> Iterator[AotCase]:
-    """A case for every number of tokens for which one program holds a whole head, and one for tiles."""
+    """A case for every number of tokens for which one program holds a whole head, and for tiles.
+
+    With dropout two of tiles: kernels that store the mask and read it, where there are, and those that draw it.
+    """
     suffix = f"D={head_dim} {dtype_name(dtype)}" + (f" {feature}" if feature else "") + (" qkv" if is_packed else "")
-    for max_seqlen in (32, 64, 128, 512):
+    for max_seqlen in (32, 64, 128, 512, *((_LONG,) if dropout_p else ())):
         launch = partial(_launch, max_seqlen, head_dim, dtype, dropout_p, feature, is_packed)
         with capture() as launches:  # only to see which kernels run, and with which tiles
             launch()
@@ -406,8 +417,9 @@ def _launch(
         relative_keys=table if "C" in letters else None,
         relative_queries=table if "P" in letters else None,
         sequence_order=order,
+        keeps=True,
     )  # fmt: skip
     wants = {name for name in ("bias", *TABLES.values()) if getattr(a, name) is not None}
-    out, lse = family.attention_fwd(a)
+    out, lse, mask = family.attention_fwd(a)
     dqkv = torch.zeros(512, 3, 12, head_dim, dtype=dtype) if is_packed else None
-    family.attention_bwd(a, out, out, lse, wants, dqkv)
+    family.attention_bwd(a, out, out, lse, mask, wants, dqkv)

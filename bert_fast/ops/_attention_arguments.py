@@ -5,12 +5,13 @@ only values tell is checked within the ops, by `check_values`.
 """
 
 import math
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert_fast.checks import check_flag, check_number
+from bert_fast.checks import check_flag, check_number, check_shape
 from bert_fast.ops._attention_checks import (
     check_coords_of_both,
     check_cu_seqlens,
@@ -25,7 +26,7 @@ from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout import check_coords, check_dropout_state
 from bert_fast.ops.packing import as_length, check_offsets, counted_coords
-from bert_fast.reference.attention import Attention, AttentionQkv
+from bert_fast.reference.attention import Attention, AttentionQkv, stored_mask_shape
 from bert_fast.reference.dropout import dropout_threshold
 
 
@@ -63,6 +64,7 @@ def complete(a: Attention) -> Attention:
         q, k, v, a.cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, _scale(a.softmax_scale, q.shape[2]),
         dropout_p, seed, coords_q, coords_k, int(a.site), a.causal, a.bias, relative_keys, relative_queries,
         a.sequence_order,
+        seed is not None and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
     )  # fmt: skip
 
 
@@ -89,6 +91,7 @@ def complete_qkv(a: AttentionQkv) -> AttentionQkv:
     return AttentionQkv(
         qkv, a.cu_seqlens, max_seqlen, _scale(a.softmax_scale, qkv.shape[3]), dropout_p, seed, coords, int(a.site),
         a.causal, a.bias, relative_keys, relative_queries, a.sequence_order,
+        seed is not None and torch.is_grad_enabled() and qkv.requires_grad,
     )  # fmt: skip
 
 
@@ -107,6 +110,18 @@ def _scale(softmax_scale: float | None, head_dim: int) -> float:
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     return check_number("softmax_scale", softmax_scale)
+
+
+def shape_of_mask(module: ModuleType, a: Attention) -> tuple[int, ...] | None:
+    """The shape of the mask that a back-end stores in forward; None where it does not."""
+    stores = getattr(module, "stores_mask", None)
+    return stored_mask_shape(a) if stores is not None and a.keeps and stores(a) else None
+
+
+def check_mask(a: Attention, mask: Tensor | None) -> None:
+    """Raises unless a stored mask has the shape that forward gave it."""
+    if mask is not None:
+        check_shape("mask", mask, stored_mask_shape(a))
 
 
 def check_registered(a: Attention, suffixes: tuple[str, str] = ("_q", "_k")) -> None:

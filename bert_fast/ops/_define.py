@@ -48,6 +48,7 @@ def define(
     same: Mapping[str, tuple[str, _Predicate]] = _NOTHING,
     needless: Callable[[Any, Set[str]], Iterable[str]] | None = None,
     makes: Mapping[str, _Predicate] = _NOTHING,
+    perhaps: Mapping[str, Callable[[ModuleType, Any], Any]] = _NOTHING,
     copies: Iterable[str] = (),
     last_dimension: str | None = None,
     implementation: str | None = None,
@@ -70,7 +71,8 @@ def define(
         for both, the registered op, whose outputs may not share memory, an empty one.
     needless: of the record and the names of wanted gradients, which with a "?" in `backward` are not kept; default:
         none.
-    makes: of the record, whether an output is made; else always.
+    makes: of the record, whether an output is made; else always. perhaps: of the module and the record, the shape of an
+        output that a back-end need not make; None where it is not made.
     copies: fields in memory which the caller may fill again before backward; on the CPU a copy is kept.
     last_dimension: the field of `OpSpec` that is told the size of the leading tensor's last dimension.
     implementation: its name in the table of back-ends, if not `name`.
@@ -81,7 +83,8 @@ def define(
         called by itself; `run` looks at them in forward.
     """
     pair = _Pair(name, record, outputs, backward.split(), gradients.split(), joined)
-    pair.same, pair.makes = same, makes
+    pair.same, pair.makes, pair.perhaps = same, makes, perhaps
+    pair.places_perhaps = [(pair.saved.index(one), len(pair.lines[one].sizes)) for one in perhaps]
     pair.needless = needless
     pair.copies = [pair.saved.index(one) for one in copies]
     pair.implementation = implementation or name
@@ -143,6 +146,8 @@ class _Pair:
     same: Mapping[str, tuple[str, _Predicate]]
     needless: Callable[[Any, Set[str]], Iterable[str]] | None
     makes: Mapping[str, _Predicate]
+    perhaps: Mapping[str, Callable[[ModuleType, Any], Any]]
+    places_perhaps: list[tuple[int, int]]  # among what is saved, and dimensions
     copies: list[int]  # places among what is saved
     rows: bool  # whether the leading tensor's last dimension is the hidden size, and back-ends ask for it
     heads: bool  # whether it is that of a head
@@ -251,17 +256,25 @@ class _Pair:
 
     def _module(self, lead: Tensor, request: str) -> Any:
         """The back-end's module for a call that this tensor leads."""
-        hidden_size = lead.shape[-1] if self.rows else None
-        head_dim = lead.shape[-1] if self.heads else None
+        last: int | None = lead.shape[-1]
+        if type(last) is not int:  # a size that is left open while a call is traced
+            last = None
+        hidden_size = last if self.rows else None
+        head_dim = last if self.heads else None
         spec = tuple.__new__(OpSpec, (lead.device, lead.dtype, hidden_size, head_dim, Tensor))
         return resolve(self.implementation, spec, request)
 
     def fake_forward(self, *values: Any) -> Any:
         """Outputs of the shapes and dtypes that forward's have."""
         a: Any = tuple.__new__(self.record, values[:-1])
-        made = [one for one in self.outputs if one not in self.makes or self.makes[one](a)]
-        empty = empty_like_lines(self.lines, dict(zip(self.types, values, strict=True)), made)
         lead = values[self._lead]
+        always = [one for one in self.outputs if one not in self.perhaps]
+        made = [one for one in always if one not in self.makes or self.makes[one](a)]
+        empty = empty_like_lines(self.lines, dict(zip(self.types, values, strict=True)), made)
+        for one, shape_of in self.perhaps.items():
+            shape = shape_of(self._module(lead, values[-1]), a)
+            if shape is not None:
+                empty[one] = lead.new_empty(shape, dtype=torch.int32)
         outputs = _without_none([empty.get(one) for one in self.outputs], lead)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -287,8 +300,11 @@ class _Pair:
             ctx.set_materialize_grads(False)
         everything = (*inputs, *outputs)
         saved: Any = self._pick_saved(everything)
-        if self.needless is not None or self.copies:
+        if self.needless is not None or self.copies or self.perhaps:
             saved = list(saved)
+        for place, dims in self.places_perhaps:
+            if saved[place] is not None and saved[place].dim() != dims:  # the empty tensor that stands for None
+                saved[place] = None
         if self.needless is not None:
             a: Any = tuple.__new__(self.record, inputs[:-1])
             # PyTorch's dispatcher adds a last argument of its own.

@@ -33,6 +33,7 @@ from bert_fast.remembered import guard_of
 _Tensors = tuple[Tensor | None, ...]
 _NUM_GRADIENTS = 1 + len(PROJECTED) + 16  # of x, of what was projected, of the parameters
 _NUM_MADE = 1 + len(Saved._fields)  # what forward made, of what backward is given
+_PLACE_OF_MASK = 1 + Saved._fields.index("mask")  # there or not by the lengths
 _SITES = "probabilities_site", "attention_site", "site"
 _kinds: dict[Any, int] = {}
 
@@ -106,7 +107,7 @@ class Form:
             return None, kept
         x = kept[weights.start - 1]
         moving = [dy, *([] if x is None else [x]), *(kept[weights.stop :] if kept[-1] is not None else ())]
-        state = *lie_of(moving), *self.module.settings()
+        state = *lie_of(moving), kept[_PLACE_OF_MASK] is None, *self.module.settings()
         backward = self._backward  # other threads may set it meanwhile
         if backward is not None:
             pick, pick_weights, guard, addresses, known, found = backward

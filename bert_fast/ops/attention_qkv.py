@@ -14,7 +14,14 @@ from torch import Tensor
 
 from bert_fast.backend import requested
 from bert_fast.checks import check_dropout_p
-from bert_fast.ops._attention_arguments import check_registered, check_values, complete_qkv, with_dense_heads
+from bert_fast.ops._attention_arguments import (
+    check_mask,
+    check_registered,
+    check_values,
+    complete_qkv,
+    shape_of_mask,
+    with_dense_heads,
+)
 from bert_fast.ops._autocast import autocast_operands
 from bert_fast.ops._define import define
 from bert_fast.ops.packing import Packing
@@ -65,7 +72,8 @@ def attention_qkv(
         ValueError, TypeError, BackendError: as `attention`.
 
     Differentiable once, in qkv, bias and the tables. The gradient of qkv is contiguous and written once, in place.
-    Saves qkv, out and the log-sum-exp (4 T A D + T A elements), and what was given beside them.
+    Saves qkv, out and the log-sum-exp (4 T A D + T A elements), what was given beside them, and the mask where
+    `attention` does.
 
     Example:
         >>> qkv = torch.randn(5, 3, 2, 8)  # as `qkv_projection` makes it
@@ -101,11 +109,11 @@ def attention_of_packed(
     return _op(
         qkv, packing.cu_seqlens, packing.max_seqlen, 1.0 / math.sqrt(qkv.shape[3]), float(dropout_p), seed,
         None if seed is None and not causal else coords, site, causal, None, None, None, packing.order,
-        requested(),
+        seed is not None and torch.is_grad_enabled() and qkv.requires_grad, requested(),
     )[0]  # fmt: skip
 
 
-def _forward(module: Any, a: AttentionQkv) -> tuple[Tensor, Tensor]:
+def _forward(module: Any, a: AttentionQkv) -> tuple[Tensor, Tensor, Tensor | None]:
     three = a.of_three
     _check_values(three)
     return module.attention_fwd(with_dense_heads(three))
@@ -116,18 +124,19 @@ def _check_values(three: Attention) -> None:
 
 
 def _backward(
-    module: Any, a: AttentionQkv, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str]
+    module: Any, a: AttentionQkv, dout: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, wants: Set[str]
 ) -> dict[str, Tensor]:
     dqkv = torch.empty(a.qkv.shape, dtype=a.qkv.dtype, device=a.qkv.device)
-    made = module.attention_bwd(with_dense_heads(a.of_three), dout, out, lse, wants, dqkv)
+    made = module.attention_bwd(with_dense_heads(a.of_three), dout, out, lse, mask, wants, dqkv)
     return made | {"qkv": dqkv}
 
 
 _op = define(
     "attention_qkv",
     AttentionQkv,
-    outputs={"out": "x T A D", "lse": "s A T"},
-    backward="dout qkv out lse ...",
+    outputs={"out": "x T A D", "lse": "s A T", "mask": "int32 _ _ _"},
+    perhaps={"mask": lambda module, a: shape_of_mask(module, a.of_three)},
+    backward="dout qkv out lse mask? ...",
     gradients="qkv bias? relative_keys? relative_queries?",
     copies=("cu_seqlens",),  # a loader may fill its buffer again
     last_dimension="head_dim",
@@ -135,5 +144,6 @@ _op = define(
     run=_forward,
     run_backward=_backward,
     check=lambda a: check_registered(a.of_three, suffixes=("", "")),
+    check_backward=lambda a, out, lse, mask, *_: check_mask(a.of_three, mask),
     check_values=lambda a, *_: _check_values(a.of_three),
 )

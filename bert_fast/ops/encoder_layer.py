@@ -18,6 +18,7 @@ from torch._C._autograd import _profiler_enabled
 from bert_fast.backend import OpSpec, implementation, resolve
 from bert_fast.checks import check_choice, check_count, check_dropout_p, check_ids, check_site
 from bert_fast.errors import BackendError
+from bert_fast.ops._attention_arguments import check_mask, shape_of_mask
 from bert_fast.ops._attention_checks import check_dropout_lengths, check_lookups
 from bert_fast.ops._define import define
 from bert_fast.ops._layer_programs import Form as Form
@@ -27,6 +28,7 @@ from bert_fast.ops._register import are_plain
 from bert_fast.ops._signature import check_given
 from bert_fast.ops.dropout_add_layer_norm import what_is_saved
 from bert_fast.ops.packing import check_offsets
+from bert_fast.reference.attention import Attention
 from bert_fast.reference.dropout_add_layer_norm import AGAIN, SAVES
 from bert_fast.reference.encoder_layer import (
     BEFORE_MLP,
@@ -180,6 +182,8 @@ def _check_backward(a: EncoderLayer, y: Tensor | None, *saved: Any) -> None:
     given = {**a._asdict(), **Saved(*kept)._asdict(), "y": y}
     for name in sorted(_needed_by(a, wants) - _PERHAPS_NONE):
         check_given(name, given[name], is_needed=True)
+    if given["mask"] is not None and not wants.isdisjoint(BEFORE_OUTPUT):
+        check_mask(_attention(a, given["out"]), given["mask"])
 
 
 def _check_values_in_backward(a: EncoderLayer, dy: Tensor, _: Tensor | None, *saved: Any) -> None:
@@ -195,7 +199,17 @@ def _backward(module: ModuleType, a: EncoderLayer, *given: Any) -> dict[str, Ten
     return module.encoder_layer_bwd(a, *given)
 
 
-_PERHAPS_NONE = {"rows", "sequence_order", "seed", "attention_output_bias", "down_bias"}
+_PERHAPS_NONE = {"rows", "mask", "sequence_order", "seed", "attention_output_bias", "down_bias"}
+
+
+def _shape_of_mask(module: ModuleType, a: EncoderLayer) -> tuple[int, ...] | None:
+    return shape_of_mask(module, _attention(a, a.x.new_empty((a.coords_q.shape[0], a.query_weight.shape[0]))))
+
+
+def _attention(a: EncoderLayer, out: Tensor) -> Attention:
+    """Attention's arguments as far as they say what its mask is like. out [M, N]: or one like it."""
+    q = out.view(out.shape[0], a.num_heads, out.shape[1] // a.num_heads)
+    return a.attention(q, q, q)
 
 
 def _needless(a: EncoderLayer, wants: Set[str]) -> Set[str]:
@@ -232,6 +246,7 @@ def _needed(
         needed.add("out")
     if not wants.isdisjoint(BEFORE_OUTPUT):
         needed |= {"out", "lse", "cu_seqlens_q", "cu_seqlens_k", "sequence_order"}
+        needed |= {"mask"} if drops_probabilities else set()
         needed |= {"qkv"} if is_all else {"q", "kv", "rows"}
         needed |= {"coords_k"} if causal else set()
         is_named |= drops_probabilities or causal
@@ -247,8 +262,9 @@ _READ_OF_ATTENTION_NORM = {
 _WITH_A_CHOICE = frozenset((*Saved._fields, *_OF_CALL, "x", "y", "attention_output_bias", "down_bias"))
 _DEVICE_TWICE = ("device", "device")
 _OUTPUTS = {
-    "y": "x M H", "qkv": "x T 3N", "q": "x M N", "kv": "x T 2N", "out": "x M N", "lse": "s num_heads M", "z": "x M H",
-    "attention_h": "x M H", "attention_mean": "s M", "attention_rstd": "s M", "pre": "x M I", "h": "x M H",
+    "y": "x M H", "qkv": "x T 3N", "q": "x M N", "kv": "x T 2N", "out": "x M N", "lse": "s num_heads M",
+    "mask": "int32 _ _ _", "z": "x M H", "attention_h": "x M H", "attention_mean": "s M", "attention_rstd": "s M",
+    "pre": "x M I", "h": "x M H",
     "mean": "s M", "rstd": "s M",
 }  # fmt: skip
 _MADE: dict[str, Callable[[EncoderLayer], bool]] = dict.fromkeys(Saved._fields, lambda a: a.keeps) | {
@@ -282,6 +298,7 @@ _op = define(
     EncoderLayer,
     outputs=_OUTPUTS,
     makes=_MADE,
+    perhaps={"mask": _shape_of_mask},
     backward=f"dy y? {' '.join(f'{name}?' for name in (*Saved._fields, *_OF_CALL))} x? {_PARAMETERS_KEPT} {_CONSTANTS}",
     gradients="x? qkv_weight? qkv_bias? attention_output_weight? attention_output_bias? attention_norm_weight? "
     "attention_norm_bias? up_weight? up_bias? down_weight? down_bias norm_weight norm_bias",

@@ -64,6 +64,7 @@ class Attention(NamedTuple):
     relative_keys: Annotated[Tensor | None, "f _ A D"]
     relative_queries: Annotated[Tensor | None, "f _ A D"]
     sequence_order: Annotated[Tensor | None, "int32 _"]  # [B], in which sequences are best worked on; changes no result
+    keeps: bool = False  # whether forward may store dropout's mask, since backward will be called
 
     @property
     def has_tables(self) -> bool:
@@ -92,6 +93,7 @@ class AttentionQkv(NamedTuple):
     relative_keys: Annotated[Tensor | None, "f _ A D"]
     relative_queries: Annotated[Tensor | None, "f _ A D"]
     sequence_order: Annotated[Tensor | None, "int32 _"]
+    keeps: bool = False
 
     @property
     def has_extras(self) -> bool:
@@ -119,6 +121,18 @@ class AttentionQkv(NamedTuple):
             coords_k,
             *rest,  # type: ignore[arg-type]
         )
+
+
+def stored_mask_shape(a: Attention) -> tuple[int, int, int]:
+    """[A, strips, words] of a stored mask, int32: a bit for each query, head and key.
+
+    A strip is 16 queries of a sequence. Those of sequence b begin at cu_seqlens_q[b] // 16 + b, which leaves room for
+    all of them. 64 keys take 32 words of a strip; there are as many as the longest sequence has. Which bit is whose is
+    for the back-end to say.
+    """
+    num_queries, num_heads, _ = a.q.shape
+    num_sequences = a.cu_seqlens_q.shape[0] - 1
+    return num_heads, num_queries // 16 + num_sequences, (a.max_seqlen_k + 63) // 64 * 32
 
 
 class _Sequence(NamedTuple):
@@ -232,14 +246,15 @@ def _per_head(x: Tensor, tokens: slice) -> Tensor:
     return wide(x[tokens].transpose(0, 1))
 
 
-def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
+def attention_fwd(a: Attention) -> tuple[Tensor, Tensor, None]:
     """Attention within every sequence, with everything BERT ever had.
 
     Returns: out (Tensor [Tq, A, D], dtype of q); lse (Tensor [A, Tq], fp32; fp64 for fp64 inputs), the natural
-        logarithm of the sum of exp of the scores. Where no key is left, out is 0 and lse -inf.
+        logarithm of the sum of exp of the scores. Where no key is left, out is 0 and lse -inf. And the mask for
+        backward, None: here it is always drawn again.
     """
     out, lse, _ = attention_with_probabilities(a)
-    return out, lse
+    return out, lse, None
 
 
 def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -262,7 +277,7 @@ def attention_with_probabilities(a: Attention) -> tuple[Tensor, Tensor, list[Ten
 
 
 def attention_bwd(
-    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
+    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, mask: None, wants: Set[str], dqkv: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Gradients of `attention_fwd` through out by name, of q, k, v and, where wanted, bias, relative_keys and
     relative_queries.

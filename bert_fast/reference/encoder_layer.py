@@ -95,7 +95,7 @@ class EncoderLayer(NamedTuple):
             q, k, v, self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k,
             1.0 / math.sqrt(q.shape[2]), self.probabilities_dropout_p, seed, self.coords_q if is_named else None,
             self.coords_k if self.causal else None, self.probabilities_site, self.causal, None, None, None,
-            self.sequence_order,
+            self.sequence_order, self.keeps,
         )  # fmt: skip
 
     def attention_output(self, product: Any, residual: Any) -> DropoutAddLayerNorm:
@@ -126,6 +126,7 @@ class Saved(NamedTuple):
     kv: Tensor | None  # [T, 2N]
     out: Tensor | None  # [M, N]: of attention
     lse: Tensor | None  # [A, M], S
+    mask: Tensor | None  # of attention's dropout, as `attention.stored_mask_shape` says; None where it is drawn again
     z: Tensor | None  # [M, H]: the MLP's input
     attention_h: Tensor | None  # [M, H]: LayerNorm's input, None where its output serves or it is computed again
     attention_mean: Tensor | None  # [M], S, None where attention_h is computed again
@@ -240,14 +241,14 @@ class LayerOps(NamedTuple):
             q = self.linear_fwd(Linear(residual, a.query_weight, a.query_bias))
             kv = self.linear_fwd(self._key_and_value(a))
         heads = _heads(a, qkv, q, kv) if projected is None else _each_in_heads(a, projected)
-        out, lse = self.attention_fwd(a.attention(*heads))
+        out, lse, mask = self.attention_fwd(a.attention(*heads))
         del heads
         saved: tuple[Tensor | None, ...] = (qkv, q, kv) if a.keeps else ()
         del qkv, q, kv  # what is not kept makes room for what follows
         out = out.flatten(1)
         product = self.linear_fwd(Linear(out, a.attention_output_weight, None))
-        saved = (*saved, out, lse) if a.keeps else ()
-        del out, lse
+        saved = (*saved, out, lse, mask) if a.keeps else ()
+        del out, lse, mask
         z, *of_attention = self.dropout_add_layer_norm_fwd(a.attention_output(product, residual))
         del product
         product, pre = self.mlp_fwd(a.mlp(z))
@@ -301,7 +302,7 @@ class LayerOps(NamedTuple):
             heads = _heads(a, s.qkv, s.q, s.kv) if projected is None else _each_in_heads(a, projected)
             dout, out = of_product["x"].view(heads[0].shape), s.out.view(heads[0].shape)
             if projected is not None:
-                made_of_heads = self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset())
+                made_of_heads = self.attention_bwd(a.attention(*heads), dout, out, s.lse, s.mask, frozenset())
                 gradients |= {name: made_of_heads[name[0]].flatten(1) for name in PROJECTED}
                 return gradients | {"x": made["residual"]}
             of_projection = {name.removeprefix("qkv_") for name in before_output}
@@ -332,13 +333,13 @@ class LayerOps(NamedTuple):
     ) -> dict[str, Tensor]:
         num_tokens, num_heads, head_dim = heads[0].shape
         dqkv = dout.new_empty((num_tokens, 3, num_heads, head_dim))
-        self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset(), dqkv)
+        self.attention_bwd(a.attention(*heads), dout, out, s.lse, s.mask, frozenset(), dqkv)
         return self.qkv_projection_bwd(a.projection, dqkv.flatten(1), wants, dresidual)
 
     def _projections_of_rows_bwd(
         self, a: EncoderLayer, s: Saved, heads: Any, dout: Tensor, out: Tensor, dresidual: Tensor, wants: Set[str]
     ) -> dict[str, Tensor]:
-        made = self.attention_bwd(a.attention(*heads), dout, out, s.lse, frozenset())
+        made = self.attention_bwd(a.attention(*heads), dout, out, s.lse, s.mask, frozenset())
         dkv = torch.stack((made["k"], made["v"]), 1).flatten(1)
         rows: Any = a.rows
         x: Any = a.x.index_select(0, rows) if "weight" in wants else None

@@ -220,6 +220,9 @@ RELATIVE: dict[str, float] = {
     # SPLADE's derivative is made from y, rounded to fp32: exp(-y) of y up to 89 is off by up to 4e-6 of itself, and
     # where log1p is taken twice exp(-expm1(y)), of y up to 4.5, by up to 90 times the 2e-7 that y is off by.
     "splade_of_torch": 4e-5,
+    # A layer in fp16 beside its ops: gradients that meet are rounded once where the ops round twice, 2**-11 each, and
+    # what follows them is made of that; relative to each tensor's largest element.
+    "sums_rounded_once": 0.01,
     # Hugging Face takes a decoder's loss in fp32, whatever the model's dtype.
     "vs_transformers_causal_loss": 1e-6,
     # Stored gradients of MiniLM's masked-LM loss, relative to each tensor's largest element (its norm, for norms): fp32

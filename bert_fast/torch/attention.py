@@ -25,8 +25,8 @@ from bert_fast.torch.relative_positions import RelativePositions
 MAX_NATIVE_HEAD_DIM = 256
 
 
-def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
-    """(out, lse), as `reference.attention`."""
+def attention_fwd(a: Attention) -> tuple[Tensor, Tensor, None]:
+    """(out, lse, no mask), as `reference.attention`."""
     out = torch.empty(a.q.shape, dtype=a.q.dtype, device=a.q.device)
     lse = a.q.new_empty((a.q.shape[1], a.q.shape[0]), dtype=wide_dtype(a.q.dtype))
     lib = _native(a)
@@ -36,7 +36,7 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
             a.q.data_ptr(), a.k.data_ptr(), a.v.data_ptr(), a.q.stride(0), a.k.stride(0), a.v.stride(0), out.data_ptr(),
             lse.data_ptr(), *_native_arguments(a), **_native_extras(a),
         )  # fmt: skip
-        return out, lse
+        return out, lse, None
     refuse_on_gpu("attention", a.q)
     for sequence in _sequences(a):
         q, k, v = _heads(a.q, sequence.q), _heads(a.k, sequence.k), _heads(a.v, sequence.k)
@@ -45,11 +45,11 @@ def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
         probs = _probabilities(scores)
         weights = _times(probs, _kept(a, probs, sequence))
         out[sequence.q] = (weights.to(v.dtype) @ v).transpose(0, 1)
-    return out, lse
+    return out, lse, None
 
 
 def attention_bwd(
-    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
+    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, mask: None, wants: Set[str], dqkv: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Gradients by name, as `reference.attention`."""
     if dqkv is None:

@@ -93,6 +93,12 @@ _HALF = {
 # programs of four warps take turns where one of eight waits, and loads are asked for further ahead. Measured on sm_90
 # alone, an H200 (docs/decisions/0007-attention-regimes.md).
 _HALF_DROPOUT = {("sm_90", 64): LaunchConfig(Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 3))}
+# Where backward reads the mask that forward stored, dq is that without dropout.
+_HALF_STORED = {("sm_90", 64): LaunchConfig(Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3))}
+# A mask is stored where that was measured to save time: on an H200, for sequences of these lengths
+# (docs/decisions/0006-attention-dropout.md); and for thresholds that `_attention._kept_halves` can compare with.
+STORED_SEQLENS = range(SHORT_SEQLEN + 1, 2048 + 1)
+STORED_THRESHOLDS = range(2, 0x7C00 + 1)
 # With causality dk and dv take a third loop: a second stage, or wide tiles of wide heads, no longer fit.
 _HALF_CAUSAL_DKDV = {
     ("sm_90", 64): Tile(64, 64, 4, 1),
@@ -179,15 +185,18 @@ def block_d(head_dim: int) -> int:
 
 @functools.cache
 def launch_config(
-    head_dim: int, dtype: torch.dtype, architecture: str, is_causal: bool, has_dropout: bool
+    head_dim: int, dtype: torch.dtype, architecture: str, is_causal: bool, has_dropout: bool, is_stored: bool = False
 ) -> LaunchConfig:
-    """Tiles for heads of up to 128 columns of fp32, fp16 or bf16. architecture: as `_launch.architecture` says it."""
+    """Tiles for heads of up to 128 columns of fp32, fp16 or bf16. architecture: as `_launch.architecture` says it.
+
+    is_stored: whether dropout's mask is.
+    """
     kind, columns = kind_of(architecture), 64 if head_dim <= 64 else 128
     if dtype == torch.float32:
         return _FP32_GFX if kind == "gfx" else _FP32[32 if head_dim <= 32 else columns]
     config = _HALF[kind, columns]
     if has_dropout:
-        config = _HALF_DROPOUT.get((kind, columns), config)
+        config = (_HALF_STORED if is_stored else _HALF_DROPOUT).get((kind, columns), config)
     if is_causal and (kind, columns) in _HALF_CAUSAL_DKDV:
         config = replace(config, dkdv=_HALF_CAUSAL_DKDV[kind, columns])
     return config

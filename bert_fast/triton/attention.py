@@ -8,10 +8,11 @@
     dS    = P * (z * K * dout v^T - delta)
     dq    = softmax_scale * dS k    dk = softmax_scale * dS^T q    dv = (P * z * K)^T dout
 
-Two regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once, softmax
-takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias or relative positions, a
-program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward is two kernels
-and 7 products. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
+Three regimes. Up to `SHORT_SEQLEN` tokens one program holds a whole head of a sequence: every input is read once,
+softmax takes one pass, backward is one kernel of 5 products with delta inside. Longer, or with a bias or relative
+positions, a program takes a tile of queries (forward, dq) or of keys (dk, dv) and walks over the other side; backward
+is two kernels and 7 products. Of these there are two sets: one draws dropout's mask in every kernel, one
+(`stores_mask`) in forward alone. `docs/decisions/0007-attention-regimes.md` says why the border is where it is. Within
 `batch_invariant` every sequence is a long one.
 
 Bytes per head of a sequence with Sq queries and Sk keys, in elements of D and dtype size, caches left out; BM, BN the
@@ -20,7 +21,8 @@ tiles' sides (`_attention_tiles.py`):
     tiled    forward: q + out + ceil(Sq / BM) * (k + v)        dq: q + out + dout + dq + ceil(Sq / BM) * (k + v)
              dk, dv: k + v + dk + dv + ceil(Sk / BN) * (q + dout)
 and lse (fp32), written once and read once a kernel, delta likewise; with dropout or where positions matter, 8 bytes of
-coords a token. Nothing of size Sq * Sk is read or written. Saved for backward: q, k, v, out, lse.
+coords a token. Dropout's mask, where it is stored (`stores_mask`), is written by forward and read by the other kernels:
+a bit a score. Nothing else of size Sq * Sk is read or written. Saved for backward: q, k, v, out, lse, and such a mask.
 
 Precision: products in the dtype of q with fp32 accumulators (fp32: as `torch.backends.cuda.matmul` allows, TF32 or
 its split into three terms, whose error is that of fp32), everything between them in fp32; P and dS are rounded to the
@@ -38,7 +40,7 @@ from torch import Tensor
 
 from bert_fast.batch_invariance import ASKED
 from bert_fast.env import SETTINGS
-from bert_fast.reference.attention import Attention
+from bert_fast.reference.attention import Attention, stored_mask_shape
 from bert_fast.reference.dropout import dropout_threshold
 from bert_fast.triton._attention_bwd import (
     _attention_bwd_bias_kernel,
@@ -48,7 +50,14 @@ from bert_fast.triton._attention_bwd import (
     _attention_bwd_table_kernel,
 )
 from bert_fast.triton._attention_fwd import _attention_fwd_kernel, _attention_fwd_short_kernel
+from bert_fast.triton._attention_stored import (
+    _attention_bwd_dkdv_stored_kernel,
+    _attention_bwd_dq_stored_kernel,
+    _attention_fwd_stored_kernel,
+)
 from bert_fast.triton._attention_tiles import (
+    STORED_SEQLENS,
+    STORED_THRESHOLDS,
     LaunchConfig,
     Tile,
     block_d,
@@ -57,32 +66,50 @@ from bert_fast.triton._attention_tiles import (
     launch_config,
     short_config,
 )
-from bert_fast.triton._launch import architecture, ceil_div, dropout_numbers, num_multiprocessors
+from bert_fast.triton._launch import architecture, ceil_div, dropout_numbers, kind_of, num_multiprocessors
+from bert_fast.triton._sizes import larger
 
+MAX_HEAD_DIM = 128
 _MAX_INT32 = 2**31 - 1
 _PROGRAMS_PER_MULTIPROCESSOR = 4  # what sequences are dealt out for: two at once, two rounds
 _SEQUENCES = 128  # a batch's, usually
 
 
-def attention_fwd(a: Attention) -> tuple[Tensor, Tensor]:
-    """(out, lse), as `reference.attention`, of q, k, v in fp32, fp16 or bf16 and heads of at most 128."""
+def stores_mask(a: Attention) -> bool:
+    """Whether forward stores dropout's mask where `a.keeps`; else the kernels of backward draw it again."""
+    threshold = dropout_threshold(a.dropout_p)
+    if threshold not in STORED_THRESHOLDS or a.has_extras or a.q.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    max_seqlen = larger(a.max_seqlen_q, a.max_seqlen_k)
+    if a.q.shape[2] > MAX_HEAD_DIM or max_seqlen < STORED_SEQLENS.start or max_seqlen >= STORED_SEQLENS.stop:
+        return False
+    return kind_of(architecture(a.q.device)) == "sm_90" and not ASKED.get()
+
+
+def attention_fwd(a: Attention) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(out, lse, mask), as `reference.attention`, of q, k, v in fp32, fp16 or bf16 and heads of at most 128.
+
+    mask (Tensor, int32, as `stored_mask_shape` says): None where it is not stored.
+    """
     out = a.q.new_empty(a.q.shape)
     lse = a.q.new_empty((a.q.shape[1], a.q.shape[0]), dtype=torch.float32)
+    mask = a.q.new_empty(stored_mask_shape(a), dtype=torch.int32) if a.keeps and stores_mask(a) else None
     if not a.q.numel():
-        return out, lse
-    call, made = _Call(a), {"out_ptr": out, "lse_ptr": lse}
+        return out, lse, mask
+    call, made = _Call(a, mask), {"out_ptr": out, "lse_ptr": lse}
     if call.short is not None:
         call.launch(_attention_fwd_short_kernel, call.short.forward, 1, made)
     else:
-        tile = call.config.forward
-        call.launch(_attention_fwd_kernel, tile, ceil_div(a.max_seqlen_q, tile.block_m), made)
-    return out, lse
+        tile, kernel = call.config.forward, _attention_fwd_kernel if mask is None else _attention_fwd_stored_kernel
+        call.launch(kernel, tile, ceil_div(a.max_seqlen_q, tile.block_m), made)
+    return out, lse, mask
 
 
 def attention_bwd(
-    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, wants: Set[str], dqkv: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Gradients by name, as `reference.attention`."""
+    a: Attention, dout: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, wants: Set[str],
+    dqkv: Tensor | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Gradients by name, as `reference.attention`. mask: as forward stored it, or None."""
     max_seqlen = max(a.max_seqlen_q, a.max_seqlen_k)
     if dqkv is not None and max_seqlen * dqkv.stride(0) <= _MAX_INT32:
         dq, dk, dv = dqkv.unbind(1)
@@ -92,7 +119,7 @@ def attention_bwd(
     if not a.q.numel() and not a.k.numel():
         zeros = {name: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in extras.items()}
         return {"q": dq, "k": dk, "v": dv} | zeros
-    call = _Call(a)
+    call = _Call(a, mask)
     dout = _addressable(dout, a.max_seqlen_q)
     arguments = {
         "dout_ptr": dout, "dout_stride": dout.stride(0), "dout_head_stride": dout.stride(1), "lse_ptr": lse,
@@ -105,8 +132,11 @@ def attention_bwd(
         return _as_asked(dq, dk, dv, dqkv)
     config = call.config
     arguments["delta_ptr"] = torch.empty_like(lse)  # written by the first kernel, read by the second
-    call.launch(_attention_bwd_dq_kernel, config.dq, ceil_div(a.max_seqlen_q, config.dq.block_m), arguments)
-    call.launch(_attention_bwd_dkdv_kernel, config.dkdv, ceil_div(a.max_seqlen_k, config.dkdv.block_n), arguments)
+    dq_kernel, dkdv_kernel = _attention_bwd_dq_kernel, _attention_bwd_dkdv_kernel
+    if mask is not None:
+        dq_kernel, dkdv_kernel = _attention_bwd_dq_stored_kernel, _attention_bwd_dkdv_stored_kernel
+    call.launch(dq_kernel, config.dq, ceil_div(a.max_seqlen_q, config.dq.block_m), arguments)
+    call.launch(dkdv_kernel, config.dkdv, ceil_div(a.max_seqlen_k, config.dkdv.block_n), arguments)
     made = _as_asked(dq, dk, dv, dqkv)
     if config.gradients is None:  # no extras
         return made
@@ -130,7 +160,7 @@ def _addressable(x: Tensor, max_seqlen: int) -> Tensor:
 class _Call:
     """One call's arguments as kernels take them, by name."""
 
-    def __init__(self, a: Attention) -> None:
+    def __init__(self, a: Attention, mask: Tensor | None) -> None:
         num_tokens, self.num_heads, head_dim = a.q.shape
         dtype, max_seqlen, chip = a.q.dtype, max(a.max_seqlen_q, a.max_seqlen_k), architecture(a.q.device)
         self.num_sequences = a.cu_seqlens_q.shape[0] - 1
@@ -139,8 +169,8 @@ class _Call:
         if a.has_extras:
             self.config = extras_config(head_dim, dtype, chip, a.has_tables)
         else:
-            self.config = launch_config(head_dim, dtype, chip, a.causal, has_dropout)
-            if not ASKED.get():  # the longest sequence may have no say in how the others are summed up
+            self.config = launch_config(head_dim, dtype, chip, a.causal, has_dropout, mask is not None)
+            if mask is None and not ASKED.get():  # the longest sequence may have no say in how the others are summed up
                 self.short = short_config(max_seqlen, head_dim, dtype, chip, has_dropout)
         drop_max, self.dropout_scale = dropout_numbers(a.dropout_p) if has_dropout else (0, 1.0)
         q = _addressable(a.q, a.max_seqlen_q)
@@ -159,6 +189,8 @@ class _Call:
         }  # fmt: skip
         if self.short is None:
             self.shared |= self._of_tiled(a)
+        if mask is not None:
+            self.shared |= {"words_ptr": mask, "num_strips": mask.shape[1], "num_words": mask.shape[2]}
 
     def _of_tiled(self, a: Attention) -> dict[str, Any]:
         """What the kernels for sequences of any length take beside the rest."""

@@ -49,9 +49,9 @@ _OF_FORWARD = {
     "sequence_order": "B",
 }  # fmt: skip
 _OF_BACKWARD = _OF_FORWARD | {
-    "dy": "M_", "y": "M_", "qkv": "T_", "q": "M_", "kv": "T_", "out": "M_", "lse": "_M", "z": "M_", "attention_h": "M_",
-    "attention_mean": "M", "attention_rstd": "M", "pre": "M_", "h": "M_", "mean": "M", "rstd": "M", "query": "T_",
-    "key": "T_", "value": "T_",
+    "dy": "M_", "y": "M_", "qkv": "T_", "q": "M_", "kv": "T_", "out": "M_", "lse": "_M", "mask": "_KW", "z": "M_",
+    "attention_h": "M_", "attention_mean": "M", "attention_rstd": "M", "pre": "M_", "h": "M_", "mean": "M",
+    "rstd": "M", "query": "T_", "key": "T_", "value": "T_",
 }  # fmt: skip
 _is_none = functools.partial(operator.is_, None)
 _NUMBERS = [_FIELDS.index(name) for name in (
@@ -129,7 +129,7 @@ def find_layer_bwd(
     # These two were made by others; all else that is kept was made here.
     x, projected = kept[names.index("x")], kept[-len(PROJECTED) :]
     lie = lie_of([one for one in (dy, x, *projected) if one is not None])
-    given = x is None, projected[0] is None
+    given = x is None, projected[0] is None, kept[names.index("mask")] is None
     key = "backward", lasting, call.kind, dy.dtype, lie, given, names, options, needs, *settings()
     return Found(_of_model.kind_of(key), references)
 
@@ -211,6 +211,7 @@ def _record(
     of_tokens, of_rows, of_offsets, of_order, max_q, max_k, *sites = trace.numbers.arguments
     are_all = call.tensors[TENSORS.index("coords_q")] is call.tensors[TENSORS.index("coords_k")]
     sizes = {"T": of_tokens, "M": of_tokens if are_all else of_rows, "O": of_offsets, "B": of_order}
+    sizes |= {"K": sizes["M"] // 16 + (of_offsets - 1), "W": (max_k + 63) // 64 * 32}  # `stored_mask_shape`
     letters = _OF_BACKWARD
     if tensors[names.index(PROJECTED[0])] is not None:  # x, too, is of the rows
         letters = letters | {"x": "M_", PROJECTED[0]: "M_"}

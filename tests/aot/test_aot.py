@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -123,6 +124,8 @@ def test_attention_covers_heads_regimes_and_features(names: dict[str, list[str]]
         for kernel in tiled:
             for rest in ("D=64 fp16", "D=64 fp32", "D=128 fp32", "D=64 bf16 causal", "D=64 bf16 bias"):
                 assert f"attention_{kernel} tiled {rest} {flag}" in found
+    for kernel, rest in itertools.product(tiled, ("D=16 bf16", "D=64 fp16", "D=128 bf16", "D=64 bf16 causal")):
+        assert f"attention_{kernel}_stored tiled {rest} dropout" in found
     tables = {f"attention_bwd_table tiled D=64 bf16 {feature}" for feature in ("relative_key", "disentangled")}
     assert {"attention_bwd_bias tiled D=64 bf16 bias", *tables} <= {*found}
 

@@ -41,14 +41,15 @@ def arguments_of(case: AttentionCase, inputs: dict[str, Tensor]) -> Attention:
         causal=case.causal,
         **extras,
         sequence_order=None,
+        keeps=True,
     )
 
 
 def run(family: Any, a: Attention, dout: Tensor) -> dict[str, Tensor]:
     """out, lse and the gradient of every tensor by a back-end's launchers."""
-    out, lse = family.attention_fwd(a)
+    out, lse, mask = family.attention_fwd(a)
     wants = {name for name in EXTRAS if getattr(a, name) is not None}
-    made = family.attention_bwd(a, dout, out, lse, wants)
+    made = family.attention_bwd(a, dout, out, lse, mask, wants)
     assert made.keys() == {"q", "k", "v"} | wants
     return {"out": out, "lse": lse} | {f"d{name}": gradient for name, gradient in made.items()}
 

@@ -259,7 +259,7 @@ def test_nothing_to_attend_to_or_with(kernels, name: str) -> None:  # type: igno
 def test_saved_logarithms_are_natural_and_without_dropout(kernels) -> None:  # type: ignore[no-untyped-def]
     case = AttentionCase((20,), num_heads=2, head_dim=16, dropout_p=0.5)
     a = arguments_of(case, case.inputs(torch.float32))
-    _, lse = kernels.attention_fwd(a._replace(q=torch.zeros(20, 2, 16)))
+    _, lse, _ = kernels.attention_fwd(a._replace(q=torch.zeros(20, 2, 16)))
     assert lse.dtype == torch.float32
     torch.testing.assert_close(lse, torch.full((2, 20), math.log(20)))
 
@@ -291,18 +291,24 @@ def test_tiles_of_other_processors(  # type: ignore[no-untyped-def]
 # Memory
 
 
-def floors(a: Attention) -> tuple[float, float]:
-    """Bytes that forward and backward must move by the docstring of `kernels/attention.py`, for a single sequence."""
+def floors(a: Attention, is_stored: bool) -> tuple[float, float]:
+    """Bytes that forward and backward must move by the docstring of `kernels/attention.py`, for a single sequence.
+
+    is_stored: whether dropout's mask is.
+    """
     (num_queries, num_heads, head_dim), num_keys, dtype = a.q.shape, len(a.k), a.q.dtype
     queries, keys = (n * head_dim * dtype.itemsize for n in (num_queries, num_keys))
     lse, names = 4 * num_queries, 8 * num_queries if a.dropout_p else 0
     where = architecture(a.q.device)
     if short_config(max(num_queries, num_keys), head_dim, dtype, where, a.dropout_p > 0) is not None:
         return num_heads * (2 * queries + 2 * keys + lse + names), num_heads * (4 * queries + 4 * keys + lse + names)
-    config = launch_config(head_dim, dtype, where, False, a.dropout_p > 0)
-    forward = 2 * queries + lse + names + ceil_div(num_queries, config.forward.block_m) * 2 * keys
-    dq = 4 * queries + 2 * lse + names + ceil_div(num_queries, config.dq.block_m) * 2 * keys
-    dkdv = 4 * keys + ceil_div(num_keys, config.dkdv.block_n) * (2 * queries + 2 * lse + names)
+    config = launch_config(head_dim, dtype, where, False, a.dropout_p > 0, is_stored)
+    words = ceil_div(num_queries, 16) * ceil_div(num_keys, 64) * 128 if is_stored else 0
+    of_forward = names
+    names = 0 if is_stored else names
+    forward = 2 * queries + lse + of_forward + words + ceil_div(num_queries, config.forward.block_m) * 2 * keys
+    dq = 4 * queries + 2 * lse + names + words + ceil_div(num_queries, config.dq.block_m) * 2 * keys
+    dkdv = 4 * keys + words + ceil_div(num_keys, config.dkdv.block_n) * (2 * queries + 2 * lse + names)
     return num_heads * forward, num_heads * (dq + dkdv)
 
 
@@ -320,13 +326,14 @@ def test_bytes_are_those_of_the_docstring(  # type: ignore[no-untyped-def]
     case = AttentionCase((num_queries,), (num_keys,), num_heads=2, head_dim=32, dropout_p=dropout_p)
     inputs = case.inputs(dtype)
     a = arguments_of(case, inputs)
-    forward_floor, backward_floor = floors(a)
+    forward_floor, backward_floor = floors(a, kernels.stores_mask(a))
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(a)
+        out, lse, mask = kernels.attention_fwd(a)
     assert_traffic(forward, forward_floor)
     assert forward.times_loaded(a.q) == {1} == forward.times_stored(out) == forward.times_stored(lse)
+    assert mask is None or forward.times_stored(mask) <= {0, 1}
     with traffic() as backward:
-        made = kernels.attention_bwd(a, inputs["dout"], out, lse, set())
+        made = kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     assert_traffic(backward, backward_floor)
     assert all(backward.times_stored(made[name]) == {1} for name in "qkv")
 
@@ -339,13 +346,13 @@ def test_causal_attention_reads_no_tile_that_nobody_sees(kernels, dtype: torch.d
     a = arguments_of(case, inputs)
     config = launch_config(head_dim, dtype, architecture(a.q.device), True, False)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(a)
+        out, lse, mask = kernels.attention_fwd(a)
     for token in range(length):  # a key is read by the blocks whose last query stands at it or behind, by tiles
         tile = token // config.forward.block_n * config.forward.block_n
         readers = length // config.forward.block_m - tile // config.forward.block_m
         assert forward.times_loaded(a.k[token]) == {readers} == forward.times_loaded(a.v[token])
     with traffic() as backward:
-        kernels.attention_bwd(a, inputs["dout"], out, lse, set())
+        kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     for token in range(length):  # a query's gradient: once for dq, once for every block of keys that stands before it
         last = token // config.dkdv.block_m * config.dkdv.block_m + config.dkdv.block_m - 1
         readers = 1 + last // config.dkdv.block_n + 1

@@ -234,10 +234,10 @@ def test_unwanted_gradients_are_not_made(kernels) -> None:  # type: ignore[no-un
     case = AttentionCase((5,), head_dim=16, bias="A", relative="CP")
     inputs = case.inputs(torch.float32)
     a = arguments_of(case, inputs)
-    out, lse = kernels.attention_fwd(a)
-    every = kernels.attention_bwd(a, inputs["dout"], out, lse, set(EXTRAS))
+    out, lse, mask = kernels.attention_fwd(a)
+    every = kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set(EXTRAS))
     for wanted in EXTRAS:
-        made = kernels.attention_bwd(a, inputs["dout"], out, lse, {wanted})
+        made = kernels.attention_bwd(a, inputs["dout"], out, lse, mask, {wanted})
         assert made.keys() == {"q", "k", "v", wanted}
         assert all(torch.equal(made[name], every[name]) for name in made)
 
@@ -250,9 +250,9 @@ def test_a_bias_is_read_once_a_pass(kernels) -> None:  # type: ignore[no-untyped
     # One row of the batch would be broadcast all the same; its other dimensions are full.
     assert inputs["bias"].shape == (1, 2, 40, 40)
     with traffic() as forward:
-        out, lse = kernels.attention_fwd(a)
+        out, lse, mask = kernels.attention_fwd(a)
     with traffic() as backward:
-        kernels.attention_bwd(a, inputs["dout"], out, lse, set())
+        kernels.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     for bias in inputs["bias"][0]:
         # In forward, queries past the end of a tile read the first one's, from the cache.
         assert forward.times_loaded(bias[1:]) == {1} and backward.times_loaded(bias) == {2}

@@ -57,7 +57,7 @@ def tokens_in(sums: Tensor, num_tokens: int) -> Tensor:
 def mask_of_forward(family: Any, a: Attention) -> Tensor:
     """bool [A, Sq, Sk]: which values reach which output."""
     num_keys, num_heads, head_dim = a.k.shape
-    out, _ = family.attention_fwd(a._replace(v=one_hot(num_keys, num_heads, head_dim).to(a.v.dtype)))
+    out, *_ = family.attention_fwd(a._replace(v=one_hot(num_keys, num_heads, head_dim).to(a.v.dtype)))
     scale = 65536 / (65536 - round(a.dropout_p * 65536))
     return tokens_in(out.float().transpose(0, 1) * num_keys / scale, num_keys)
 
@@ -127,6 +127,6 @@ def test_masks_of_a_token_do_not_depend_on_its_batch(kernels) -> None:  # type: 
     case = AttentionCase((9, 20, 3), None, 2, 32, dropout_p=0.5)
     together = arguments_of(case, case.inputs(torch.float32))
     v = torch.cat([torch.zeros(9, 2, 32), one_hot(20, 2, 32), torch.zeros(3, 2, 32)])
-    out, _ = kernels.attention_fwd(together._replace(v=v, seed=alone.seed, softmax_scale=0.0))
+    out, *_ = kernels.attention_fwd(together._replace(v=v, seed=alone.seed, softmax_scale=0.0))
     inside = tokens_in(out[9:29].transpose(0, 1) * 10, 20)
     assert torch.equal(inside, mask_of_forward(kernels, alone._replace(coords_q=coords)))

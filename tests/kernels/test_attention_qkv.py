@@ -92,8 +92,8 @@ def test_every_gradient_is_written_once(kernels) -> None:  # type: ignore[no-unt
     case = AttentionCase((40, 24), num_heads=2, head_dim=32, dropout_p=0.1)
     inputs = in_fused_buffer(case.inputs(torch.float16))
     a = arguments_of(case, inputs)
-    out, lse = kernels.attention_fwd(a)
+    out, lse, mask = kernels.attention_fwd(a)
     family = IntoOne(kernels)
     with traffic() as backward:
-        family.attention_bwd(a, inputs["dout"], out, lse, set())
+        family.attention_bwd(a, inputs["dout"], out, lse, mask, set())
     assert family.dqkv is not None and backward.times_stored(family.dqkv) == {1}

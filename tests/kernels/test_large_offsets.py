@@ -204,8 +204,8 @@ def test_attention(sparse, head_dim: int) -> None:  # type: ignore[no-untyped-de
             q, k, v, torch.tensor(bounds, dtype=torch.int32), TAIL, softmax_scale=0.1, dropout_p=0.3, seed=seed,
             coords_q=coords, coords_k=coords, site=3, causal=True,
         )  # fmt: skip
-        out, lse = family.attention_fwd(a)
-        made = family.attention_bwd(a, dout, out, lse, set())
+        out, lse, mask = family.attention_fwd(a)
+        made = family.attention_bwd(a, dout, out, lse, mask, set())
         return out, made["q"], made["k"], made["v"]
 
     near = run(q, k, v, dout, coords[-TAIL:], [0, TAIL])

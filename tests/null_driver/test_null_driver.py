@@ -23,11 +23,13 @@ def test_no_step_launches_more_than_was_written_down() -> None:
     assert {row[0] for row in found["rows"]} <= set(table.read())
 
 
-def test_a_layer_keeps_what_it_keeps_on_the_cpu() -> None:
+def test_a_layer_keeps_what_it_keeps_on_the_cpu_and_a_dropout_mask() -> None:
     """In bf16. The page has the list."""
     pytest.importorskip("transformers", reason="the package transformers is not installed")
     found, on_cpu = run("saved_bytes", with_bodies=False), {name: tensor.nbytes for name, tensor in layer_list(1, 512)}
-    assert {name: nbytes for name, _, nbytes in found} == on_cpu
+    of_mask = {name: (shape, nbytes) for name, shape, nbytes in found if name not in on_cpu}
+    assert of_mask == {"mask": ([12, 512 // 16 + 1, 512 // 2], 12 * 33 * 256 * 4)}
+    assert {name: nbytes for name, _, nbytes in found if name not in of_mask} == on_cpu
     text = (ROOT / "docs" / "saved_bytes.md").read_text(encoding="utf-8").split("## On a GPU")[1]
     rows = re.findall(r"\n\| (\w+) \|.*\| ([\d.]+) \|", text)
     assert rows == [(name, f"{8 * nbytes / 2**20:.3f}") for name, _, nbytes in found], "the page is of 8 sequences"

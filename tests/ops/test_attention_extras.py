@@ -141,8 +141,8 @@ def test_relative_positions_need_no_tensor_of_all_pairs(wanted: set[str]) -> Non
         q, k, v, cu_seqlens, length, softmax_scale=0.1, coords_q=coords, coords_k=coords, **tables
     )  # fmt: skip
     with Largest() as largest:
-        out, lse = attention_fwd(a)
-        attention_bwd(a, dout, out, lse, wanted)
+        out, lse, mask = attention_fwd(a)
+        attention_bwd(a, dout, out, lse, mask, wanted)
     assert largest.elements == heads * length * length
 
 

@@ -67,13 +67,13 @@ def _gradcheck(packing=FEW, keys=None, extras=(None, None, None), **others) -> N
     def forward(*tensors):
         q, k, v, *extras = (None if t is None else t.detach() for t in tensors)
         a = _attention(q, k, v, packing, keys, **dict(zip(EXTRAS, extras, strict=True)), **others)
-        out, lse = attention_fwd(a)
+        out, lse, _ = attention_fwd(a)
         return (out,), (a, out, lse)
 
     def backward(saved, dout):
         a, out, lse = saved
         wants = {name for name in EXTRAS if getattr(a, name) is not None}
-        made = attention_bwd(a, dout, out, lse, wants)
+        made = attention_bwd(a, dout, out, lse, None, wants)
         return [made.get(name) for name in GRADIENTS]
 
     num_queries, num_keys = int(packing[0][-1]), int((keys or packing)[0][-1])
@@ -119,7 +119,7 @@ def test_equals_deberta_written_out(letters: str) -> None:
     cu, coords = RAGGED
     q, k, v = (_rand(int(cu[-1]), HEADS, HEAD_DIM).detach() for _ in range(3))
     c, p = _tables(letters)
-    out, _ = attention_fwd(_attention(q, k, v, relative_keys=c, relative_queries=p))
+    out, *_ = attention_fwd(_attention(q, k, v, relative_keys=c, relative_queries=p))
     for start, end in itertools.pairwise(cu.tolist()):
         for i, head in itertools.product(range(start, end), range(HEADS)):
             scores = []
@@ -150,10 +150,10 @@ def test_gradcheck_of_all_combinations(has_bias: bool, letters: str, causal: boo
 def test_no_gradient_is_made_that_is_not_wanted() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
     a = _attention(q, k, v, **dict(zip(EXTRAS, (torch.randn(1, 1, 1, 1), *_tables("CP")), strict=True)))
-    out, lse = attention_fwd(a)
+    out, lse, mask = attention_fwd(a)
     for size in range(len(EXTRAS) + 1):
         for wants in itertools.combinations(EXTRAS, size):
-            made = attention_bwd(a, torch.ones_like(out), out, lse, {*wants})
+            made = attention_bwd(a, torch.ones_like(out), out, lse, mask, {*wants})
             assert made.keys() == {"q", "k", "v", *wants}
 
 
@@ -165,11 +165,11 @@ def test_explicit_backward_equals_autograd_with_masked_entries() -> None:
     bias.requires_grad_()
     q, k, v = (_rand(int(RAGGED[0][-1]), HEADS, HEAD_DIM) for _ in range(3))
     a = _attention(q, k, v, dropout_p=0.3, bias=bias)
-    out, lse = attention_fwd(a)
+    out, lse, mask = attention_fwd(a)
     dout = torch.randn_like(out)
     expected = torch.autograd.grad(out, (q, k, v, bias), dout)
     with torch.no_grad():
-        made = attention_bwd(a, dout, out, lse, {"bias"})
+        made = attention_bwd(a, dout, out, lse, mask, {"bias"})
     for name, wanted in zip(("q", "k", "v", "bias"), expected, strict=True):
         assert torch.isfinite(wanted).all()
         torch.testing.assert_close(made[name], wanted)
@@ -183,7 +183,7 @@ def test_equals_padded_softmax_attention(dropout_p: float, causal: bool) -> None
     """Written once more on the padded batch, with torch's softmax and logsumexp."""
     cu, coords = RAGGED
     q, k, v = (_rand(int(cu[-1]), HEADS, HEAD_DIM).detach() for _ in range(3))
-    out, lse = attention_fwd(_attention(q, k, v, dropout_p=dropout_p, causal=causal))
+    out, lse, _ = attention_fwd(_attention(q, k, v, dropout_p=dropout_p, causal=causal))
     rows, positions = coords.long().unbind(1)
 
     def padded(x: Tensor) -> Tensor:
@@ -207,14 +207,14 @@ def test_equals_scaled_dot_product_attention() -> None:
     q, k, v = (_rand(2 * 5, HEADS, HEAD_DIM) for _ in range(3))
     cu = torch.tensor([0, 5, 10], dtype=torch.int32)
     a = plain_attention(q, k, v, cu, 5, causal=True)
-    out, lse = attention_fwd(a)
+    out, lse, mask = attention_fwd(a)
     batched = [x.unflatten(0, (2, 5)).transpose(1, 2) for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*batched, is_causal=True).transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(out, expected)
     dout = torch.randn_like(out)
     wanted = torch.autograd.grad(expected, (q, k, v), dout)
     with torch.no_grad():
-        made = attention_bwd(a, dout, out, lse, set())
+        made = attention_bwd(a, dout, out, lse, mask, set())
     for name, want in zip("qkv", wanted, strict=True):
         torch.testing.assert_close(made[name], want)
 
@@ -231,10 +231,10 @@ def test_without_coords_tokens_are_counted_from_zero() -> None:
 def test_sequences_do_not_see_each_other() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
     a = _attention(q, k, v, dropout_p=0.1)
-    before, _ = attention_fwd(a)
+    before, *_ = attention_fwd(a)
     for x in (q, k, v):
         x[3:9] += 1.0  # the second sequence
-    after, _ = attention_fwd(a)
+    after, *_ = attention_fwd(a)
     others = torch.tensor([0, 1, 2, 9, 10, 11])
     assert torch.equal(before[others], after[others]) and not torch.equal(before[3:9], after[3:9])
 
@@ -244,10 +244,10 @@ def test_rows_are_those_of_the_coords() -> None:
     coords = RAGGED[1]
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM, dtype=torch.float64).unbind()
     bias = torch.randn(ROWS, HEADS, LENGTH, LENGTH)
-    whole, whole_lse = attention_fwd(_attention(q, k, v, dropout_p=0.3, bias=bias))
+    whole, whole_lse, _ = attention_fwd(_attention(q, k, v, dropout_p=0.3, bias=bias))
     chosen = torch.tensor([9, 10, 11, 0, 1, 2])  # the last sequence, then the first
     some = torch.tensor([0, 3, 6], dtype=torch.int32), coords[chosen]
-    part, lse = attention_fwd(_attention(q[chosen], k[chosen], v[chosen], some, dropout_p=0.3, bias=bias))
+    part, lse, _ = attention_fwd(_attention(q[chosen], k[chosen], v[chosen], some, dropout_p=0.3, bias=bias))
     torch.testing.assert_close(part, whole[chosen])
     torch.testing.assert_close(lse, whole_lse[:, chosen])
 
@@ -256,7 +256,7 @@ def test_probabilities_are_those_multiplied_with_v() -> None:
     q, k, v = torch.randn(3, 12, HEADS, HEAD_DIM).unbind()
     a = _attention(q, k, v, dropout_p=0.3)
     out, lse, probabilities = attention_with_probabilities(a)
-    same_out, same_lse = attention_fwd(a)
+    same_out, same_lse, _ = attention_fwd(a)
     assert torch.equal(out, same_out) and torch.equal(lse, same_lse)
     assert [tuple(p.shape) for p in probabilities] == [(2, 3, 3), (2, 6, 6), (2, 0, 0), (2, 3, 3)]
     torch.testing.assert_close(out[3:9], (probabilities[1] @ v[3:9].transpose(0, 1)).transpose(0, 1))
@@ -279,8 +279,8 @@ def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
     coords_q, coords_k = (torch.stack([torch.zeros(n), torch.arange(n)], 1).int() for n in (num_queries, num_keys))
     a = _attention(q, k, v, (cu_q, coords_q), (cu_k, coords_k), dropout_p=0.1)
     a = a._replace(**dict(zip(EXTRAS, (torch.randn(1, 1, 4, 4), *_tables("CP", 4)), strict=True)))
-    out, lse = attention_fwd(a)
-    made = attention_bwd(a, torch.ones_like(out), out, lse, {*EXTRAS})
+    out, lse, mask = attention_fwd(a)
+    made = attention_bwd(a, torch.ones_like(out), out, lse, mask, {*EXTRAS})
     if num_keys == 0 or num_queries == 0:
         assert not any(made[name].any() for name in EXTRAS)
     assert out.shape == q.shape and lse.shape == (HEADS, num_queries)
@@ -292,7 +292,7 @@ def test_nothing_to_attend(num_queries: int, num_keys: int) -> None:
 
 def test_no_sequences() -> None:
     empty = torch.randn(0, HEADS, HEAD_DIM)
-    out, lse = attention_fwd(_attention(empty, empty, empty, (torch.zeros(1, dtype=torch.int32), None)))
+    out, lse, _ = attention_fwd(_attention(empty, empty, empty, (torch.zeros(1, dtype=torch.int32), None)))
     assert out.shape == empty.shape and lse.shape == (HEADS, 0)
 
 
@@ -302,11 +302,11 @@ def test_dtypes(dtype: torch.dtype) -> None:
     a = _attention(q, k, v, dropout_p=0.1, bias=torch.randn(ROWS, 1, LENGTH, LENGTH))
     a = a._replace(relative_keys=torch.randn(2 * LENGTH - 1, HEADS, HEAD_DIM))
     a = a._replace(relative_queries=torch.randn_like(a.relative_keys))
-    out, lse = attention_fwd(a)
-    truth, _ = attention_fwd(a._replace(q=q.double(), k=k.double(), v=v.double()))
+    out, lse, mask = attention_fwd(a)
+    truth, *_ = attention_fwd(a._replace(q=q.double(), k=k.double(), v=v.double()))
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(out.double(), truth, rtol=torch.finfo(dtype).eps, atol=tolerance("", "", dtype).floor)
-    made = attention_bwd(a, dout, out, lse, {*EXTRAS})
+    made = attention_bwd(a, dout, out, lse, mask, {*EXTRAS})
     expected = dict.fromkeys("qkv", dtype) | dict.fromkeys(EXTRAS, torch.float32)
     assert {name: gradient.dtype for name, gradient in made.items()} == expected
 
@@ -315,5 +315,5 @@ def test_scores_of_any_size() -> None:
     """exp neither overflows nor loses its row where scores are in the thousands."""
     cu = torch.tensor([0, 4], dtype=torch.int32)
     q, k, v = torch.randn(3, 4, HEADS, HEAD_DIM).unbind()
-    out, lse = attention_fwd(_attention(q * 1e3, k * 1e3, v, (cu, None)))
+    out, lse, _ = attention_fwd(_attention(q * 1e3, k * 1e3, v, (cu, None)))
     assert torch.isfinite(out).all() and torch.isfinite(lse).all()

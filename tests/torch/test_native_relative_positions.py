@@ -52,8 +52,8 @@ def record(lengths: list[int], head_dim: int = 64, start: int = 0) -> tuple[Atte
 
 
 def run(a: Attention, dout: Tensor, wants: frozenset[str] = frozenset(TABLES.values())) -> dict[str, Tensor]:
-    out, lse = attention_fwd(a)
-    return {"out": out, "lse": lse, **attention_bwd(a, dout, out, lse, wants)}
+    out, lse, mask = attention_fwd(a)
+    return {"out": out, "lse": lse, **attention_bwd(a, dout, out, lse, mask, wants)}
 
 
 def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -130,8 +130,8 @@ def test_distances_beyond_the_tables_are_refused(native: ModuleType) -> None:
     short = a._replace(relative_keys=a.relative_keys[1:-1], relative_queries=a.relative_queries[1:-1])
     with pytest.raises(ValueError, match=r"at most 7 positions apart .* got 8"):
         attention_fwd(short)
-    out, lse = attention_fwd(a)
+    out, lse, mask = attention_fwd(a)
     with pytest.raises(ValueError, match=r"at most 7 positions apart .* got 8"):
-        attention_bwd(short, dout, out, lse, frozenset())
+        attention_bwd(short, dout, out, lse, mask, frozenset())
     with pytest.raises(ValueError, match="relative positions need the position of every token"):
         attention_fwd(a._replace(coords_k=None))

@@ -52,6 +52,10 @@ def ints(count: int = 64) -> Tensor:
     return values.int()
 
 
+def _by_halves(function: Callable[[int, int], int], a: int, b: int) -> int:
+    return sum(function((a >> shift) & 0xFFFF, b >> shift & 0xFFFF) << shift for shift in (0, 16))
+
+
 ARITHMETIC: dict[str, Callable[[int], int]] = {
     "mul.hi.u32 %r3, %r2, -766435501;": lambda a: (a % 2**32) * 0xD2511F53 >> 32,
     "mul.hi.s32 %r3, %r2, 1000003;": lambda a: a * 1000003 >> 32,
@@ -69,6 +73,10 @@ ARITHMETIC: dict[str, Callable[[int], int]] = {
     "bfe.s32 %r3, %r2, 3, 1;": lambda a: -(a >> 3 & 1),
     "prmt.b32 %r3, %r2, 0, 0x0123;": lambda a: int.from_bytes((a % 2**32).to_bytes(4, "little"), "big"),
     "min.s32 %r3, %r2, 5;": lambda a: min(a, 5),
+    "mov.u32 %r4, 0x00017BFF; min.u16x2 %r3, %r2, %r4;": lambda a: _by_halves(min, a, 0x00017BFF),
+    "mov.u32 %r4, 0x00017BFF; min.u16x2 %r5, %r2, %r4; set.neu.u32.f16x2 %r3, %r5, %r2;": lambda a: _by_halves(
+        lambda v, most: 0xFFFF * (v > most), a, 0x00017BFF
+    ),
     "setp.lt.u32 %p1, %r2, 100; selp.b32 %r3, 1, 2, %p1;": lambda a: 1 if a % 2**32 < 100 else 2,
     "mov.b32 {%rs1, %rs2}, %r2; mov.b32 %r3, {%rs2, %rs1};": lambda a: (a % 2**32) >> 16 | a << 16,
     "@!%p1 mov.u32 %r3, 4; setp.lt.s32 %p1, %r2, 0; @%p1 mov.u32 %r3, 9;": lambda a: 9 if a < 0 else 4,

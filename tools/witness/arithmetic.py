@@ -129,6 +129,14 @@ def _paired(function: Callable[..., Any], count: int, is_bf16: bool) -> Callable
     return made
 
 
+def _of_both_halves(function: Callable[..., Any], *values: Any) -> Any:
+    """Of whole numbers of 16 bits, two to a register."""
+    lower, upper = (
+        function(*[(np.asarray(one) >> np.uint32(shift)).astype(np.uint16) for one in values]) for shift in (0, 16)
+    )
+    return lower.astype(np.uint32) | upper.astype(np.uint32) << np.uint32(16)
+
+
 def _with_one_nan(function: Callable[..., Any], nan: Any) -> Callable[..., Any]:
     """What is no number has the same bits, whichever operand it comes from: lanes that add in another order agree."""
 
@@ -161,6 +169,9 @@ def _arithmetic(parts: list[str]) -> tuple[Callable[..., Any], list[Any], Any] |
                 [np.uint16] * len(sources), None,
             )  # fmt: skip
         return _paired(plain[0], len(plain[1]), kind == "bf16x2"), [np.uint32] * len(plain[1]), None
+    if kind == "u16x2" and name in ("min", "max"):
+        chosen = np.minimum if name == "min" else np.maximum
+        return (lambda a, b: _of_both_halves(chosen, a, b)), [np.uint32] * 2, None
     dtype = TYPES.get(kind)
     if dtype is None:
         return None

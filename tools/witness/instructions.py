@@ -65,19 +65,39 @@ def _compare(machine: Machine, one: Instruction) -> Run:
     if len(one.operands) > 3 or len(results) != (2 if kind.endswith("x2") else 1):
         return _unknown(one)
 
-    def compared(x: Any, y: Any) -> Any:
-        unordered = np.isnan(x) | np.isnan(y) if is_float else np.False_
-        if how in ("num", "nan"):
-            return ~unordered if how == "num" else unordered
-        if is_float and how in ("equ", "neu", "ltu", "leu", "gtu", "geu"):
-            return _COMPARISONS[how[:2]](x, y) | unordered
-        return _COMPARISONS[how](x, y) & ~unordered
-
     def run(mask: Mask) -> None:
         x, y = a(), b()
         for number, bits in enumerate(results):
-            made = compared(_half(x, kind, number), _half(y, kind, number)) if kind in _BITS else compared(x, y)
-            put(bits, made, mask)
+            given = (_half(x, kind, number), _half(y, kind, number)) if kind in _BITS else (x, y)
+            put(bits, _compared(how, *given, is_float=is_float), mask)
+
+    return run
+
+
+def _compared(how: str, x: Any, y: Any, *, is_float: bool) -> Any:
+    unordered = np.isnan(x) | np.isnan(y) if is_float else np.False_
+    if how in ("num", "nan"):
+        return ~unordered if how == "num" else unordered
+    if is_float and how in ("equ", "neu", "ltu", "leu", "gtu", "geu"):
+        return _COMPARISONS[how[:2]](x, y) | unordered
+    return _COMPARISONS[how](x, y) & ~unordered
+
+
+def _compare_pairs(machine: Machine, one: Instruction) -> Run:
+    """set.<comparison>[u].u32.f16x2 d, a, b: all bits of a half where it holds, else none."""
+    parts = one.parts
+    if parts[2:] != ["u32", "f16x2"]:
+        return _unknown(one)
+    a, b = (value(machine, operand, np.uint32) for operand in one.operands[1:])
+    bits = target(machine, one.operands[0])
+
+    def run(mask: Mask) -> None:
+        x, y = a(), b()
+        made = np.zeros(len(machine.threads), np.uint32)
+        for number in range(2):
+            holds = _compared(parts[1], _half(x, "f16x2", number), _half(y, "f16x2", number), is_float=True)
+            made |= np.where(holds, np.uint32(0xFFFF << 16 * number), np.uint32(0))
+        put(bits, made, mask)
 
     return run
 
@@ -220,7 +240,7 @@ def _nothing(machine: Machine, one: Instruction) -> Run:
 
 
 _MAKERS: dict[str, Callable[[Machine, Instruction], Run]] = {
-    "setp": _compare, "cvt": _convert, "mov": _move, "ld": _load, "st": _store, "cvta": _as_it_is,
-    "bra": _nothing, "ret": _nothing, "exit": _nothing, "fence": _nothing, "membar": _nothing, "prefetch": _nothing,
-    "griddepcontrol": _nothing,
+    "setp": _compare, "set": _compare_pairs, "cvt": _convert, "mov": _move, "ld": _load, "st": _store,
+    "cvta": _as_it_is, "bra": _nothing, "ret": _nothing, "exit": _nothing, "fence": _nothing, "membar": _nothing,
+    "prefetch": _nothing, "griddepcontrol": _nothing,
 }  # fmt: skip
