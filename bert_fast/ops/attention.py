@@ -91,8 +91,8 @@ def attention(
     Differentiable once, in q, k, v, bias and the tables. Deterministic; no device sync on a GPU with Triton. Softmax
     and every sum are fp32. Saves q, k, v, out and the log-sum-exp (4 T A D + T A elements), and what was given beside
     them. Saves dropout's mask, a bit a score, on an H100 or H200 in half precision for sequences of 129 to 2,048
-    tokens; else it is drawn again. No probabilities are kept. Autocast: q, k and v are cast to the autocast dtype; bias keeps its
-    own, tables too if they are fp32.
+    tokens; else it is drawn again. No probabilities are kept. Autocast: q, k and v are cast to the autocast dtype; bias
+    keeps its own, tables too if they are fp32.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.1; backward by recomputation as in Dao et al. 2022
     (arXiv:2205.14135), appendix B; relative positions as in Shaw et al. 2018 (arXiv:1803.02155), Huang et al. 2020
