@@ -80,8 +80,11 @@ def kernels_in_source() -> set[str]:
 @pytest.mark.parametrize("target", [*EVERY, "sm_90 oldest"])
 def test_every_kernel_has_a_budget_on_every_target(target: str) -> None:
     compiled = kernel_record.read()["compiled"]
-    assert {key.split(" ", 1)[0] for key in compiled if key.split(" ", 1)[1] == target} == kernels_in_source()
-    kernels = (key.split(" ", 1)[0] for key in compiled)
+    kernels = {key.split(" ", 1)[0] for key in compiled if key.split(" ", 1)[1] == target}
+    missing = kernels_in_source() - kernels
+    # Those of stored dropout masks are launched on sm_90 alone.
+    assert missing == set() if target.startswith("sm_90") else all(kernel.endswith("_stored") for kernel in missing)
+    assert kernels <= kernels_in_source()
     assert {compiled[f"{kernel} {target}"]["configurations"] for kernel in kernels} >= {1, 5, 55}
 
 
