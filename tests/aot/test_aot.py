@@ -80,8 +80,11 @@ def kernels_in_source() -> set[str]:
 @pytest.mark.parametrize("target", [*EVERY, "sm_90 oldest"])
 def test_every_kernel_has_a_budget_on_every_target(target: str) -> None:
     compiled = kernel_record.read()["compiled"]
-    assert {key.split(" ", 1)[0] for key in compiled if key.split(" ", 1)[1] == target} == kernels_in_source()
-    kernels = (key.split(" ", 1)[0] for key in compiled)
+    kernels = {key.split(" ", 1)[0] for key in compiled if key.split(" ", 1)[1] == target}
+    missing = kernels_in_source() - kernels
+    # Those of stored dropout masks are launched on sm_90 alone.
+    assert missing == set() if target.startswith("sm_90") else all(kernel.endswith("_stored") for kernel in missing)
+    assert kernels <= kernels_in_source()
     assert {compiled[f"{kernel} {target}"]["configurations"] for kernel in kernels} >= {1, 5, 55}
 
 
@@ -100,7 +103,13 @@ def names() -> dict[str, list[str]]:
 
 
 def test_every_target_has_the_same_configurations(names: dict[str, list[str]]) -> None:
-    assert {tuple(sorted(ones)) for ones in names.values()} == {tuple(sorted(names["sm_90"]))}
+    """But kernels of stored dropout masks, which sm_90 alone launches, each beside one that draws the mask."""
+    stored = {one for one in names["sm_90"] if "_stored " in one}
+    assert {one.replace("_stored ", " ") for one in stored} < {*names["sm_90"]}
+    expected = sorted({*names["sm_90"]} - stored)
+    assert {target: sorted(ones) for target, ones in names.items() if target != "sm_90"} == {
+        target: expected for target in names if target != "sm_90"
+    }
 
 
 def test_residual_layer_norm_covers_every_dtype_and_width(names: dict[str, list[str]]) -> None:

@@ -110,7 +110,10 @@ def test_every_kernel_was_run_as_it_is_now(run: str) -> None:
     assert not kernel_record.stale("witnessed", current), "run make kernels"
     rows = [recorded["witnessed"][key] for key in current]
     assert all(row["cases"] and row["programs"] and (row["share"] or 0.0) <= 1.0 for row in rows)
-    assert set(recorded["witnessed"]) == {f"{short(name)} {one}" for name in kernel_digests() for one in record.RUNS}
+    everything = {f"{short(name)} {one}" for name in kernel_digests() for one in record.RUNS}
+    missing = everything - set(recorded["witnessed"])
+    # Those of stored dropout masks are launched on sm_90 alone.
+    assert set(recorded["witnessed"]) <= everything and all(key.endswith("_stored sm_80") for key in missing)
 
 
 def test_a_run_of_what_changed_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
