@@ -8,11 +8,12 @@ results repeat bit for bit.
 
 import functools
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from bert_fast.batch_invariance import refuse_on_gpu
+from bert_fast.batch_invariance import is_asked, refuse_on_gpu
 from bert_fast.devices import wide_products
 from bert_fast.torch._native import address, routines
 
@@ -32,14 +33,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight = weight.to(x.dtype)
     if bias is not None and bias.dtype is not x.dtype:
         bias = bias.to(x.dtype)
-    lib = routines(x, weight, bias)
-    if (
-        lib is None
-        or lib.simd_level() == "portable"
-        or _mkl_lacks_avx512()
-        or x.stride(1) != 1
-        or weight.stride(1) != 1
-    ):
+    lib = _own_routine(x, weight, bias)
+    if lib is None:
         return matmul(x, weight.t(), bias)
     y = x.new_empty((len(x), len(weight)))
     if bias is not None:
@@ -49,6 +44,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x.shape[1], torch.get_num_threads(),
     )  # fmt: skip
     return y
+
+
+def _own_routine(x: Tensor, weight: Tensor, bias: Tensor | None) -> ModuleType | None:
+    """The extension where its own product is taken."""
+    lib = routines(x, weight, bias)
+    if lib is None or lib.simd_level() == "portable" or x.stride(1) != 1 or weight.stride(1) != 1:
+        return None
+    return lib if is_asked() or not _mkl_lacks_avx512() else None
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
