@@ -37,8 +37,8 @@ def fewest_rows(cases: Iterable[KernelCase]) -> list[KernelCase]:
 
 
 class OnZeros(TorchDispatchMode):
-    """Random numbers, and what is computed from large tensors element by element, are zeros; the system's own, since
-    memory that nobody writes to costs nothing. Integers, of which launches depend, are what they are.
+    """Replaces random numbers, and results of elementwise functions of large tensors, by zeros from the system, whose
+    pages take no time until a program writes to them. Integers are computed as usual, since launches depend on them.
     """
 
     DRAWN = (aten.randn.default, aten.randn.generator)
