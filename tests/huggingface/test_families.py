@@ -46,12 +46,11 @@ def test_patched_families_are_fused_where_they_are_made(make, batch, prefix: str
 
 @pytest.mark.parametrize("prefix", [prefix for prefix in families.CONFIG if prefix not in families.ALIKE])
 def test_full_graph_compile(make, batch, prefix: str) -> None:
-    """Whether a family's calls are one graph; what becomes of our ops in one, their own tests and BERT's show."""
     torch._dynamo.reset()
     name = f"{prefix}ForSequenceClassification" if prefix == "Roberta" else f"{prefix}ForMaskedLM"
     batch = {name: value for name, value in batch.items() if name != "token_type_ids"}
     model = fuse(make(name, num_hidden_layers=2 if prefix == "Roberta" else 1)).train()
-    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True, backend="eager")
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True, dynamic=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for columns in (9, 7):
             part = {key: value[:, :columns].clone() for key, value in batch.items()}
