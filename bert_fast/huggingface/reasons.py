@@ -20,7 +20,7 @@ from bert_fast.huggingface.flattened import OFFSETS, is_known_attention, texts_r
 from bert_fast.huggingface.fused import Fused, FusedUncalled
 from bert_fast.huggingface.ignored import is_ignored
 from bert_fast.huggingface.process import process_reasons
-from bert_fast.modules.fusable import has_hooks
+from bert_fast.modules.fusable import collects, has_hooks
 from bert_fast.modules.look import Concluded
 from bert_fast.modules.pooler import PackedPooler
 
@@ -240,7 +240,7 @@ def _is_harmless(hook: Any) -> bool:
     where = getattr(hook, "__module__", None) or ""
     return (
         where.startswith("torch.distributed.")
-        or where == "transformers.utils.output_capturing"
+        or collects(hook)
         or getattr(hook, "__name__", "") == "make_inputs_require_grads"
     )
 

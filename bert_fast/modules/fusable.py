@@ -28,12 +28,16 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def only_collect(hooks: Mapping[int, Any]) -> bool:
-    """Whether all hooks are those that transformers leaves at modules once it has collected their outputs.
+def collects(hook: Any) -> bool:
+    """Whether transformers left this hook at a module whose outputs it collected once.
 
-    They do nothing in a fused model: a call in which they would is left to transformers' code.
+    It does nothing in a fused model: a call in which it would is left to transformers' code.
     """
-    return all(getattr(hook, "__module__", None) == "transformers.utils.output_capturing" for hook in hooks.values())
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+def only_collect(hooks: Mapping[int, Any]) -> bool:
+    return all(collects(hook) for hook in hooks.values())
 
 
 def runs_hooks(module: nn.Module) -> bool:
