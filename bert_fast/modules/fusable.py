@@ -37,6 +37,7 @@ def collects(hook: Any) -> bool:
 
 
 def only_collect(hooks: Mapping[int, Any]) -> bool:
+    """`collects` of all of a module's hooks."""
     return all(collects(hook) for hook in hooks.values())
 
 
