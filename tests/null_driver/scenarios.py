@@ -120,12 +120,12 @@ REAL = (*CHANGED, (1,), (1, 1), (2, 1), (7,) * 9, (16,) * 5, (48,), (13,) * 80, 
 
 
 def warm_up(driver: NullDriver) -> dict[str, Any]:
-    """Kernels compiled by `warm_up`, then by training and evaluation on real batches, a third of them a model."""
+    """Kernels compiled by `warm_up`, then by training and evaluation on real batches."""
     import bert_fast
 
     warmed: dict[str, int] = {}
     compiled: dict[str, list[str]] = {}
-    for number, (name, precision, kind) in enumerate(WARMED):
+    for name, precision, kind in WARMED:
         _forget()
         step = make_step(name, precision, kind="bert_fast" if kind == "packed" else kind)
         driver.reset()
@@ -137,7 +137,7 @@ def warm_up(driver: NullDriver) -> dict[str, Any]:
         )
         case = f"{name} {precision} {kind}"
         warmed[case] = len(driver.compiled)
-        for lengths in REAL[number % 3 :: 3]:
+        for lengths in REAL:
             driver.reset()
             step.inputs = inputs_of(name, lengths)
             if kind == "packed":

@@ -47,7 +47,7 @@ def test_nothing_is_left_to_compile_after_warm_up() -> None:
     assert {batch: kernels for batch, kernels in found["compiled"].items() if kernels} == {}
     assert found["refusals"] == [0, ""]
     assert min(found["warmed"].values()) > 20
-    assert len(found["compiled"]) > 100
+    assert len(found["compiled"]) > 300
 
 
 def test_the_host_waits_once_for_padding_and_once_for_labelled_words() -> None:

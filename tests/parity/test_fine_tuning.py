@@ -172,7 +172,8 @@ def _fine_tune(task: Task, patched: bool, dropout_p: float, weights: Path, data:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dropout_p"), [("spam", 0.0), ("entities", 0.0), ("entities", 0.1)])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("name", TASKS)
 def test_patched_learns_as_untouched(
     name: str, dropout_p: float, minilm_dir: Path, shared_data: Path, tmp_path: Path,
     record_property: Callable[[str, object], None],
