@@ -28,8 +28,9 @@ def batch_invariant() -> Iterator[None]:
     texts in the loop for long ones. Layers that are more than an `nn.Linear` (adapters, quantised ones), and heads and
     whole calls that a fused model leaves to transformers' code, promise nothing.
 
-    On the CPU hidden states in evaluation are such anyway (docs/serving.md). Within the context, what our heads make of
-    them is too, in fp32, where the C++ extension has AVX2 or AVX-512.
+    On the CPU hidden states in evaluation, without gradients, are such anyway (docs/serving.md). Within the context
+    they are with gradients too, and so is what our heads make of them, in fp32, where the C++ extension has AVX2 or
+    AVX-512.
 
     The choice is that of a thread or asyncio task, when a kernel is launched; a CUDA graph keeps what it was captured
     with, and what `torch.compile` traced its heads'.

@@ -1,9 +1,9 @@
 """Matrix products of linear layers by what multiplies fastest on this CPU.
 
-Forward products in fp32 are our own (`csrc/cpu/linear.h`). Gradients are PyTorch's: MKL, which uses AVX-512 on Intel's
-processors only. oneDNN, in the same PyTorch build, uses it wherever it is there: twice the rate on AMD's, forward too
-(`docs/decisions/0004-onednn-gemm.md`). Which one runs depends on the machine alone, never on a measurement, so that
-results repeat bit for bit.
+Forward products of few tokens in fp32 are our own (`csrc/cpu/linear.h`), the others PyTorch's: MKL, which uses AVX-512
+on Intel's processors only. oneDNN, in the same PyTorch build, uses it wherever it is there: twice the rate on AMD's, of
+few tokens too (`docs/decisions/0004-onednn-gemm.md`). Which one runs depends on the machine and the number of tokens,
+never on a measurement, so that results repeat bit for bit.
 """
 
 import functools
@@ -18,6 +18,8 @@ from bert_fast.devices import wide_products
 from bert_fast.torch._native import address, routines
 
 _HALF = (torch.float16, torch.bfloat16)
+# Tokens up to which our own product is as fast as MKL's (docs/decisions/0024-weights-read-as-they-lie.md).
+_FEW = 256
 
 
 def cast(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -51,7 +53,7 @@ def _own_routine(x: Tensor, weight: Tensor, bias: Tensor | None) -> ModuleType |
     lib = routines(x, weight, bias)
     if lib is None or lib.simd_level() == "portable" or x.stride(1) != 1 or weight.stride(1) != 1:
         return None
-    return lib if is_asked() or not _mkl_lacks_avx512() else None
+    return lib if is_asked() or (len(x) <= _FEW and not _mkl_lacks_avx512()) else None
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
